@@ -1,0 +1,1 @@
+"""procap: two similar images in, one sentence out that says what changed and how."""

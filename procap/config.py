@@ -1,0 +1,305 @@
+"""``params.yaml`` as frozen models: one section per step, nothing unknown, nothing implied twice.
+
+Sizes that follow from other values (tokens per frame, words of the vocabulary, length of a sequence) are
+properties here or facts of the data; they never stand in the file.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from procap.errors import BadInput
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+CorpusName = Literal["rendered", "clevr_change"]
+CaptionerName = Literal["static", "procap"]
+
+
+class Section(BaseModel):
+    """A section of ``params.yaml``: frozen, and it refuses keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, protected_namespaces=())
+
+
+class Dataset(Section):
+    """Which corpus."""
+
+    name: CorpusName = Field(description="rendered: scenes made here; clevr_change: data/raw/clevr_change")
+
+
+class Scenes(Section):
+    """The rendered scenes (``dataset.name: rendered``)."""
+
+    count: Annotated[int, Field(ge=10)] = Field(description="scenes; each gives one changed and one distractor pair")
+    objects: tuple[Count, Count] = Field(description="fewest and most objects in a scene")
+    camera_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="how far the camera moves between two pictures, in scene units; CLEVR-Change has about 0.5"
+    )
+    light_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="how much the lamps change between two pictures; CLEVR-Change has about 0.3"
+    )
+    samples: Annotated[int, Field(ge=1, le=8)] = Field(description="rays per pixel side; 2 means 2x2")
+    splits: tuple[Share, Share, Share] = Field(description="shares of train, val and test scenes")
+    truth: bool = Field(description="also render the true procedure (for interpolate.method: truth)")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Scenes":
+        if self.objects[0] > self.objects[1]:
+            raise ValueError(f"objects: the fewest ({self.objects[0]}) must not exceed the most ({self.objects[1]})")
+        if abs(sum(self.splits) - 1) > 1e-6:
+            raise ValueError(f"splits: {self.splits} must sum to 1")
+        return self
+
+
+class Prepare(Section):
+    image_size: Annotated[int, Field(ge=32, le=512, multiple_of=16)] = Field(description="pixels; pictures become square")
+    words: Annotated[int, Field(ge=6, le=128)] = Field(description="longest caption the models take, two marks included")
+    min_count: Count = Field(description="a word seen fewer times in the training captions is [UNK]")
+    limit: Count | None = Field(description="use only the first pairs of a corpus on disk; null: all")
+    scenes: Scenes
+
+
+class Validate(Section):
+    rarest_change: Share = Field(description="warn when a change type has a smaller share of the changed pairs")
+
+
+class Interpolate(Section):
+    method: Literal["rife", "crossfade", "truth"] = Field(
+        description="rife: pre-trained network; crossfade: mixing pixels; truth: the renderer's own procedure"
+    )
+    frames: Literal[1, 3, 7, 15] = Field(description="l, synthetic frames between before and after (2^depth - 1)")
+    batch: Count
+
+
+class Sample(Section):
+    kept: Annotated[int, Field(ge=0)] = Field(description="k, inner frames that stage 1 sees")
+    similarity: Literal["visual"] = Field(description="what equation 2 compares frames by")
+    draw: Literal["multinomial", "top"] = Field(description="multinomial: draw by confidence; top: the k best")
+    draws: Count = Field(description="independent draws per pair; training picks one of them each time")
+    batch: Count
+
+
+class Tokenizer(Section):
+    """The VQGAN; sizes are ignored when ``checkpoint`` names one to import."""
+
+    checkpoint: str | None = Field(description="taming-transformers checkpoint to import; null: train one here")
+    channels: Annotated[int, Field(multiple_of=32, ge=32)] = Field(description="of the first level")
+    multipliers: tuple[Count, ...] = Field(description="channels per level; each level but the first halves the picture")
+    blocks: Count = Field(description="residual blocks per level")
+    codes: Annotated[int, Field(ge=2, le=16384)] = Field(description="entries of the codebook")
+    code_width: Count = Field(description="width of a feature and of a code")
+    steps: Count
+    batch: Count
+    learning_rate: Rate
+    adversarial: Annotated[float, Field(ge=0)] = Field(description="weight of the patch discriminator; 0: none")
+    adversarial_start: Share = Field(description="share of the steps before the discriminator joins")
+
+    @property
+    def reduction(self) -> int:
+        """Pixels of a picture's side per token."""
+        return 2 ** (len(self.multipliers) - 1)
+
+
+class Tokenize(Section):
+    batch: Count
+
+
+class Pretrain(Section):
+    """Stage 1, explicit procedure modelling."""
+
+    width: Annotated[int, Field(multiple_of=8)] = Field(description="d of the procedure encoder")
+    layers: Count
+    heads: Count
+    steps: Count
+    batch: Annotated[int, Field(ge=2)]
+    learning_rate: Rate
+    warmup: Share = Field(description="share of the steps in which the learning rate rises")
+    masking: tuple[Share, Share, Share, Share] = Field(
+        description="probabilities of: random patch, entire, in-block, out-of-block"
+    )
+    patch_masked: Share = Field(description="share of the patches that the random-patch strategy masks")
+    weights: tuple[float, float, float] = Field(description="of the losses msm, align, csy")
+    validate_every: Count = Field(description="updates between two looks at the validation split")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Pretrain":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if abs(sum(self.masking) - 1) > 1e-6:
+            raise ValueError(f"masking: {self.masking} must sum to 1")
+        return self
+
+
+class Caption(Section):
+    """Stage 2, implicit procedure captioning; every captioner trains with these."""
+
+    decoder_layers: Count
+    decoder_width: Annotated[int, Field(multiple_of=8)]
+    decoder_heads: Count
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    steps: Count
+    batch: Count
+    learning_rate: Rate
+    encoder_learning_rate: Rate = Field(description="of the part that stage 1 trained")
+    weight_decay: Annotated[float, Field(ge=0)]
+    warmup: Share = Field(description="share of the steps in which the learning rate rises")
+    validate_every: Count = Field(description="updates between two looks at the validation split")
+    selection: Literal["val", "test"] = Field(
+        description="split whose CIDEr picks the weights; test is for comparison with the reference code only"
+    )
+
+
+class Evaluate(Section):
+    beams: Annotated[int, Field(ge=1, le=16)] = Field(description="1: greedy")
+    batch: Count
+    pictures: Annotated[int, Field(ge=0)] = Field(description="test pairs shown on the page")
+
+
+class Register(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = Field(description="registered model")
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z_-]*$")] = Field(
+        description="alias that the new version gets"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Register":
+        if self.alias == "latest":
+            raise ValueError("alias: 'latest' is reserved by the registry; use challenger")
+        return self
+
+
+class Hardware(Section):
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Annotated[int, Field(ge=0)] = Field(description="CPU threads; 0: all cores. Part of what results depend on")
+    precision: Literal["float32", "bfloat16"] = Field(description="of matrix products in training and encoding")
+
+
+class Params(Section):
+    """Everything in ``params.yaml``."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    dataset: Dataset
+    captioners: Annotated[tuple[CaptionerName, ...], Field(min_length=1)]
+    prepare: Prepare
+    validate_: Validate = Field(alias="validate")
+    interpolate: Interpolate
+    sample: Sample
+    tokenizer: Tokenizer
+    tokenize: Tokenize
+    pretrain: Pretrain
+    caption: Caption
+    evaluate: Evaluate
+    register_: Register = Field(alias="register")
+    hardware: Hardware
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Params":
+        if self.sample.kept > self.interpolate.frames:
+            raise ValueError(
+                f"sample.kept: {self.sample.kept} frames cannot be kept of interpolate.frames = {self.interpolate.frames}"
+            )
+        if self.prepare.image_size % self.tokenizer.reduction:
+            raise ValueError(
+                f"prepare.image_size: {self.prepare.image_size} is not a multiple of {self.tokenizer.reduction}, "
+                "which tokenizer.multipliers ask for"
+            )
+        if self.interpolate.method == "truth" and not (self.dataset.name == "rendered" and self.prepare.scenes.truth):
+            raise ValueError(
+                "interpolate.method: 'truth' needs dataset.name: rendered and prepare.scenes.truth: true; "
+                "no other corpus knows its procedure"
+            )
+        if len(set(self.captioners)) < len(self.captioners):
+            raise ValueError(f"captioners: {list(self.captioners)} names one twice")
+        return self
+
+    @property
+    def grid(self) -> int:
+        """Tokens per side of a frame."""
+        return self.prepare.image_size // self.tokenizer.reduction
+
+    @property
+    def frames(self) -> int:
+        """F, frames that the procedure encoder sees: before, k kept, after."""
+        return self.sample.kept + 2
+
+    def section(self, step: str) -> Section:
+        """The section of a step."""
+        return getattr(self, step + "_" if step in ("validate", "register") else step)
+
+
+def load_params(path: Path) -> Params:
+    """Read and check ``params.yaml``.
+
+    Raises BadInput that names file, key, value and what is allowed.
+    """
+    from ruamel.yaml import YAML, YAMLError
+
+    try:
+        raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(
+            "there is no parameter file", where=str(path), expected="params.yaml", do="run from the project's folder"
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"not YAML: {' '.join(str(error).split())}", where=str(path), expected="plain YAML", do="mend that line"
+        ) from None
+    if not isinstance(raw, dict):
+        raise BadInput(
+            f"a {type(raw).__name__} at the top", where=str(path), expected="sections", do="see infra/presets/"
+        )
+    return check_params(raw, where=str(path))
+
+
+def check_params(raw: dict[str, Any], where: str) -> Params:
+    """Check parameters that were already read; ``where`` is named in complaints."""
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        problems = [_explain(problem, raw) for problem in error.errors()]
+        raise BadInput(
+            problems[0][0],
+            where="; ".join(f"{where}: {key}" for _, key, _ in problems),
+            expected="; ".join(dict.fromkeys(allowed for *_, allowed in problems)),
+            do="mend params.yaml, or write a preset with `procap preset <name>`"
+            + (f" ({len(problems)} problems in all: " + "; ".join(p[0] for p in problems) + ")" if problems[1:] else ""),
+        ) from None
+
+
+def _explain(problem: Any, raw: dict[str, Any]) -> tuple[str, str, str]:
+    """(what, key, allowed) of one pydantic error."""
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location) or "(top level)"
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return f"unknown key '{key}' (value {problem['input']!r}){hint}", key, "one of " + ", ".join(known)
+    if problem["type"] == "missing":
+        return f"missing key '{key}'", key, f"a value for '{location[-1]}'"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        inner = message.split(":", 1)[0]
+        path = ".".join([*location, inner]) if inner.replace(".", "").replace("_", "").isalnum() else key
+        return message, path, "values that fit together"
+    return f"'{key}' is {problem['input']!r}", key, message[0].lower() + message[1:]
+
+
+def _known_keys(location: list[str]) -> list[str]:
+    model: Any = Params
+    for part in location:
+        fields = {(field.alias or name): field for name, field in model.model_fields.items()}
+        if part not in fields:
+            return []
+        annotation = fields[part].annotation
+        models = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return [field.alias or name for name, field in model.model_fields.items()]

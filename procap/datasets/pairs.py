@@ -1,0 +1,73 @@
+"""What ``prepare`` leaves for every later step: a table of pairs and the pictures it points to."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procap.datasets.shards import Shards
+from procap.errors import BadInput
+
+SPLITS = ("train", "val", "test")
+
+CHANGE_TYPES = ("color", "material", "add", "drop", "move")
+NO_CHANGE = "none"
+UNKNOWN_CHANGE = "unknown"
+"""A pair that differs, in a corpus that does not say how."""
+
+COLUMNS = ("id", "group", "split", "change_type", "captions", "before", "after", "mask")
+"""Columns of ``pairs.parquet``, one row per pair.
+
+id           unique text
+group        pairs with the same group share a picture and stay in one split
+split        train, val or test
+change_type  one of CHANGE_TYPES, NO_CHANGE or UNKNOWN_CHANGE
+captions     list of sentences, any of which describes the pair
+before       row in the ``images`` shards (uint8, h w 3)
+after        likewise
+mask         row in the ``masks`` shards (uint8, h w; 255 where the change is visible, before and after united), -1: none
+"""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The prepared corpus on disk: ``table`` has COLUMNS; pictures are read when they are asked for."""
+
+    folder: Path
+    table: Any  # pandas.DataFrame, one row per pair, index 0..n-1 in the file's order
+
+    @staticmethod
+    def read(folder: Path) -> "Pairs":
+        """Open ``data/prepare``."""
+        import pandas as pd
+
+        path = folder / "pairs.parquet"
+        if not path.exists():
+            raise BadInput(
+                "the prepared corpus is not there",
+                where=str(path),
+                expected="the table that the step `prepare` writes",
+                do="run `dvc repro prepare`",
+            )
+        return Pairs(folder, pd.read_parquet(path))
+
+    def split(self, *names: str) -> "Pairs":
+        """The pairs of these splits, in the table's order, renumbered from 0."""
+        return Pairs(self.folder, self.table[self.table["split"].isin(names)].reset_index(drop=True))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def images(self) -> Shards:
+        return Shards(self.folder, "images")
+
+    def before(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Pictures before, uint8 (rows, h, w, 3)."""
+        return self.images[self.table["before"].to_numpy()[rows]]
+
+    def after(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Pictures after, uint8 (rows, h, w, 3)."""
+        return self.images[self.table["after"].to_numpy()[rows]]

@@ -1,0 +1,117 @@
+"""Large arrays on disk: numbered ``.npy`` files of about 256 MB, memory-mapped, with deterministic bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from procap.errors import BadInput
+
+SHARD_BYTES = 256 * 2**20
+
+
+class ShardWriter:
+    """Append rows of one shape; a shard is on disk, whole, as soon as it is full.
+
+    A name ``frames`` gives ``frames-00000.npy``, ``frames-00001.npy``... ``rows_per_shard`` overrides the
+    size limit. Use as a context manager: leaving it writes the last, shorter shard.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype | type,
+        rows_per_shard: int | None = None,
+    ) -> None:
+        self.folder, self.name, self.shape, self.dtype = folder, name, tuple(shape), np.dtype(dtype)
+        row_bytes = max(1, int(np.prod(self.shape)) * self.dtype.itemsize)
+        self.rows_per_shard = rows_per_shard or max(1, SHARD_BYTES // row_bytes)
+        self.pending: list[np.ndarray] = []
+        self.count = 0
+        self.shards = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows; the first axis counts them."""
+        if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
+            raise ValueError(
+                f"{self.folder / self.name}: rows of {rows.shape[1:]} {rows.dtype}, expected {self.shape} {self.dtype}"
+            )
+        while len(rows):
+            room = self.rows_per_shard - sum(map(len, self.pending))
+            self.pending.append(np.array(rows[:room]))
+            self.count += len(rows[:room])
+            rows = rows[room:]
+            if sum(map(len, self.pending)) == self.rows_per_shard:
+                self._write()
+
+    def _write(self) -> None:
+        target = self.folder / f"{self.name}-{self.shards:05d}.npy"
+        write_array(target, np.concatenate(self.pending))
+        self.shards += 1
+        self.pending = []
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self.pending:
+            self._write()
+
+
+def write_array(target: Path, array: np.ndarray) -> None:
+    """Write one ``.npy`` file so that it is there whole or not at all."""
+    partial = target.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    partial.replace(target)
+
+
+class Shards(Sequence):
+    """Read rows of a shard set by number, without loading more than those rows."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.paths = sorted(folder.glob(f"{name}-[0-9][0-9][0-9][0-9][0-9].npy"))
+        if not self.paths:
+            raise BadInput(
+                f"there are no shards named '{name}'",
+                where=str(folder),
+                expected=f"{name}-00000.npy and so on",
+                do="run `dvc repro` (or the step that writes this folder) first",
+            )
+        self.arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.paths]
+        self.starts = np.cumsum([0] + [len(array) for array in self.arrays])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        return (int(self.starts[-1]), *self.arrays[0].shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.arrays[0].dtype
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, row):  # noqa: ANN001, ANN204 - int, slice or array of row numbers
+        if isinstance(row, slice):
+            return self.rows(np.arange(*row.indices(len(self))))
+        if isinstance(row, (int, np.integer)):
+            return self.rows(np.array([row]))[0]
+        return self.rows(np.asarray(row))
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows with these numbers, in this order, as one fresh array."""
+        numbers = np.asarray(numbers)
+        if numbers.size and (numbers.min() < -len(self) or numbers.max() >= len(self)):
+            raise IndexError(f"{self.paths[0].parent}: rows up to {numbers.max()} asked for, {len(self)} there")
+        numbers = numbers % max(1, len(self))
+        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        which = np.searchsorted(self.starts, numbers, side="right") - 1
+        for shard in np.unique(which):
+            here = which == shard
+            out[here] = self.arrays[shard][numbers[here] - self.starts[shard]]
+        return out
