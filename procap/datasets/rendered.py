@@ -1,0 +1,133 @@
+"""Our own corpus: rendered scenes with sentences, masks, full descriptions and, on request, the true procedure.
+
+Scene ``i`` gives two pairs with one picture before: changed (``00000ic``) and distractor (``00000inc``).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+
+from procap.datasets.scenes.change import procedure
+from procap.datasets.scenes.scene import SceneSettings
+from procap.datasets.scenes.story import Story, tell
+from procap.report import Report, silent
+
+SPLITS = ("train", "val", "test")
+BATCH = 64
+"""Scenes in flight; what is drawn waits in memory until it is taken."""
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    seed: int
+    count: int
+    """Scenes; twice as many pairs."""
+    size: int
+    """Pixels per side."""
+    samples: int
+    """Rays per pixel side."""
+    splits: tuple[float, float, float]
+    """Shares of train, val and test."""
+    scenes: SceneSettings
+    truth: int = 0
+    """Frames of the true procedure, 0: none."""
+
+
+@dataclass(frozen=True)
+class RenderedScene:
+    story: Story
+    split: str
+    before: UInt8[np.ndarray, "h w 3"]
+    changed: UInt8[np.ndarray, "h w 3"]
+    distractor: UInt8[np.ndarray, "h w 3"]
+    mask: Bool[np.ndarray, "h w"]
+    """Where the changed object is, before and after united."""
+    truth: UInt8[np.ndarray, "2 l h w 3"]
+    """Frames from before to changed, and from before to distractor."""
+
+    @property
+    def group(self) -> str:
+        return f"{self.story.number:06d}"
+
+
+def render_corpus(settings: CorpusSettings, report: Report = silent) -> Iterator[RenderedScene]:
+    """Every scene in order, drawn on all cores; the kernels let go of the interpreter lock, so threads suffice."""
+    render_scene(settings, 0)  # compiles once, before the threads start
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in report.progress(range(0, settings.count, BATCH), "scenes"):
+            numbers = range(start, min(start + BATCH, settings.count))
+            yield from pool.map(lambda number: render_scene(settings, number), numbers)
+
+
+def render_scene(settings: CorpusSettings, number: int) -> RenderedScene:
+    """Make and draw one scene; it follows from seed, number and settings alone, ``count`` aside."""
+    from procap.datasets.scenes.raytrace import render
+
+    story = tell(settings.seed, number, settings.scenes)
+    before, changed, distractor = (
+        render(scene.view(), settings.size, settings.samples)
+        for scene in (story.before, story.changed, story.distractor)
+    )
+    mask = np.zeros((settings.size, settings.size), bool)
+    if story.change.before is not None:
+        mask |= before.mask(story.change.before)
+    if story.change.after is not None:
+        mask |= changed.mask(story.change.after)
+    frames = [
+        render(view, settings.size, settings.samples).rgb
+        for after, change in ((story.changed, story.change), (story.distractor, None))
+        for view in procedure(story.before, after, change, settings.truth)
+    ]
+    truth = np.array(frames, np.uint8).reshape(2, settings.truth, settings.size, settings.size, 3)
+    split = split_of(number, settings.splits)
+    return RenderedScene(story, split, before.rgb, changed.rgb, distractor.rgb, mask, truth)
+
+
+def split_of(number: int, shares: tuple[float, float, float]) -> str:
+    """The split of a scene; any run of scenes has nearly these shares (golden-ratio sequence)."""
+    place = (number * 0.6180339887498949) % 1.0
+    return SPLITS[min(2, int(np.searchsorted(np.cumsum(shares[:2]), place, side="right")))]
+
+
+def description(scene: RenderedScene) -> dict[str, Any]:
+    """Everything that is known of a scene, as plain JSON values."""
+    return {**scene.story.describe(), "group": scene.group, "split": scene.split}
+
+
+def write_official_layout(folder: Path, settings: CorpusSettings, report: Report = silent) -> None:
+    """Write a corpus the way CLEVR-Change is laid out, plus ``masks/`` and ``scenes.json``."""
+    from PIL import Image
+
+    change_captions, no_change_captions, types, descriptions = {}, {}, {}, []
+    splits: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for part in ("images", "sc_images", "nsc_images", "masks"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for scene in render_corpus(settings, report):
+        name = f"CLEVR_default_{scene.group}.png"
+        for path, picture in (
+            (f"images/{name}", scene.before),
+            (f"sc_images/CLEVR_semantic_{scene.group}.png", scene.changed),
+            (f"nsc_images/CLEVR_nonsemantic_{scene.group}.png", scene.distractor),
+            (f"masks/CLEVR_mask_{scene.group}.png", scene.mask.astype(np.uint8) * 255),
+        ):
+            Image.fromarray(picture).save(folder / path)
+        change_captions[name] = list(scene.story.captions)
+        no_change_captions[name] = list(scene.story.no_change_captions)
+        types.setdefault(scene.story.change.kind, []).append(name)
+        splits[scene.split].append(scene.story.number)
+        descriptions.append(description(scene))
+    for file, content in (
+        ("change_captions", change_captions),
+        ("no_change_captions", no_change_captions),
+        ("type_mapping", types),
+        ("splits", splits),
+        ("scenes", descriptions),
+    ):
+        (folder / f"{file}.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
