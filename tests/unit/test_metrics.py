@@ -1,0 +1,174 @@
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+
+from procap.evaluation import java, metrics
+from procap.evaluation.metrics import cider, own_words, score
+
+needs_java = pytest.mark.skipif(java.why_no_java() is not None, reason="needs Java")
+NO_JAVA = "there is no java in this test"
+
+COLORS = ("red", "blue", "green", "gray", "purple")
+SENTENCES = [
+    "the small cube turned red",
+    "There is no change.",
+    "",
+    "a ball's shadow, it isn't there",
+    "the sphere moved",
+]
+MORE = [["there is no change"], [], ["a café, a left-hand ball"]]
+PREDICTIONS = {f"p{n}": text for n, text in enumerate(SENTENCES * 2)}
+REFERENCES = {
+    f"p{n}": [f"the {color} cube turned {COLORS[n % 3]}", f"the small {color} cube is {COLORS[n % 3]}.", *MORE[n % 3]]
+    for n, color in enumerate(COLORS * 2)
+}
+GROUPS = {"few": ["p0", "p1", "p3"], "rest": ["p7", "p2", "p9", "p4"], "one": ["p5"]}
+
+
+@pytest.fixture
+def no_java(monkeypatch):
+    monkeypatch.setattr(java, "why_no_java", lambda: NO_JAVA)
+
+
+def plain(predictions, references, tokenise=True):
+    """The same numbers, from pycocoevalcap's own classes called as its COCOEvalCap does."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    gts = {name: [{"caption": text} for text in texts] for name, texts in references.items()}
+    res = {name: [{"caption": text}] for name, text in predictions.items()}
+    tokenizer, meteor = PTBTokenizer(), Meteor()
+    gts, res = tokenizer.tokenize(gts), tokenizer.tokenize(res)
+    with redirect_stdout(StringIO()):
+        found = dict(zip(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"), Bleu(4).compute_score(gts, res)[0], strict=True))
+    for name, measure in (("METEOR", meteor), ("ROUGE-L", Rouge()), ("CIDEr", Cider())):
+        found[name] = measure.compute_score(gts, res)[0]
+    meteor.meteor_p.stdout.close()
+    meteor.meteor_p.stderr.close()
+    return {name: 100 * float(value) for name, value in found.items()}
+
+
+def part(group, of):
+    return {name: of[name] for name in GROUPS[group]}
+
+
+@needs_java
+@pytest.mark.slow
+def test_it_says_what_pycocoevalcap_says_of_the_whole_and_of_a_group():
+    found = score(PREDICTIONS, REFERENCES, groups=GROUPS)
+    assert found.corpus == pytest.approx(plain(PREDICTIONS, REFERENCES), abs=1e-6)
+    group = dict(found.groups["few"])
+    del group["CIDEr"]
+    group["CIDEr"] = group.pop("CIDEr-alone")
+    assert group == pytest.approx(plain(part("few", PREDICTIONS), part("few", REFERENCES)), abs=1e-6)
+    assert set(found.skipped) <= {"SPICE"}
+    assert set(found.pairs) == set(found.corpus)
+    assert all(set(pairs) == set(PREDICTIONS) for pairs in found.pairs.values())
+
+
+@needs_java
+def test_stray_line_breaks_do_not_shift_later_captions():
+    captions = ["a cube\rmoved", "the ball\u2028turned red", "", "  two\x85balls \n", "last one"]
+    assert java.ptb_lines(captions) == ["a cube moved", "the ball turned red", "", "two balls", "last one"]
+
+
+@needs_java
+def test_own_words_are_the_ptb_tokenizers_words_on_captions_like_ours():
+    captions = [
+        "The small red cube turned green.",
+        "there isn't a left-hand ball; it's no longer there!",
+        "nothing has changed, has it?",
+        'someone "removed" the cube - it cannot be seen...',
+        "the café's ball, which they've moved, is 3 times as big",
+    ]
+    ptb = [metrics._without_punctuation(line.split(" ")) for line in java.ptb_lines(captions)]
+    assert [own_words(caption) for caption in captions] == ptb
+
+
+def test_without_java_the_rest_is_there_and_the_missing_is_named(no_java):
+    found = score(PREDICTIONS, REFERENCES, groups=GROUPS)
+    assert set(found.corpus) == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr"}
+    assert all(NO_JAVA in found.skipped[name] for name in ("METEOR", "SPICE", "PTBTokenizer"))
+    assert "METEOR" not in found.groups["few"]
+
+
+def test_cider_without_java_is_the_same_number(no_java):
+    predictions = {name: own_words(text) for name, text in PREDICTIONS.items()}
+    references = {name: [own_words(text) for text in texts] for name, texts in REFERENCES.items()}
+    corpus, pairs = cider(predictions, references)
+    full = score(PREDICTIONS, REFERENCES, metrics=["CIDEr"])
+    assert corpus == pytest.approx(full.corpus["CIDEr"], abs=1e-9)
+    assert pairs == pytest.approx(full.pairs["CIDEr"], abs=1e-9)
+
+
+def test_groups_add_up_to_the_whole(no_java):
+    halves = {"a": list(PREDICTIONS)[:3], "b": list(PREDICTIONS)[3:]}
+    found = score(PREDICTIONS, REFERENCES, groups=halves)
+    for metric in ("CIDEr", "ROUGE-L"):
+        total = sum(len(halves[name]) * found.groups[name][metric] for name in halves) / len(PREDICTIONS)
+        assert total == pytest.approx(found.corpus[metric])
+
+
+def test_a_cider_that_would_be_zero_for_any_text_is_left_out(no_java):
+    alike = {name: ["there is no change", "nothing has changed"] for name in PREDICTIONS}
+    found = score(dict.fromkeys(PREDICTIONS, "there is no change"), alike)
+    assert "CIDEr" not in found.corpus
+    assert "same references" in found.skipped["CIDEr"]
+    groups = score(PREDICTIONS, REFERENCES, groups=GROUPS).groups
+    assert "CIDEr-alone" in groups["few"]
+    assert "CIDEr-alone" not in groups["one"]
+
+
+def test_a_perfect_prediction_gets_full_marks(no_java):
+    found = score({name: texts[0] for name, texts in REFERENCES.items()}, REFERENCES)
+    assert found.corpus["BLEU-4"] == pytest.approx(100, abs=1e-3)
+    assert found.corpus["ROUGE-L"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("predictions", "references"), [({}, {}), ({"a": "x"}, {"b": ["x"]}), ({"a": "x"}, {"a": []})])
+def test_pairs_that_do_not_match_are_refused(predictions, references):
+    with pytest.raises(ValueError, match="same pairs"):
+        score(predictions, references)
+
+
+def stand_in(monkeypatch, code):
+    """Let a Python program play the part of Java."""
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **rest: real([sys.executable, "-c", code], **rest))
+
+
+def test_a_silent_meteor_is_given_up(monkeypatch):
+    stand_in(monkeypatch, "import time; time.sleep(60)")
+    with java.Meteor(timeout=0.3) as meteor, pytest.raises(java.JavaFailed, match=r"within 0\.3 s"):
+        meteor.statistics("a", ["b"])
+    assert meteor.process.returncode is not None
+
+
+def test_a_meteor_that_dies_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(java, "why_no_java", lambda: None)
+    monkeypatch.setattr(java, "ptb_lines", lambda captions: [own_words(caption) for caption in captions])
+    stand_in(monkeypatch, "print('1.0'); raise SystemExit(1)")
+    found = score(PREDICTIONS, REFERENCES, metrics=["METEOR", "ROUGE-L"])
+    assert set(found.corpus) == {"ROUGE-L"}
+    assert found.skipped == {"METEOR": "the process ended early"}
+
+
+def test_a_tokenizer_that_loses_a_line_is_not_trusted(monkeypatch):
+    done = subprocess.CompletedProcess([], 0, stdout=b"a cube\nend\n", stderr=b"")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(java.JavaFailed, match="1 lines for 2 captions"):
+        java.ptb_lines(["a cube", "a ball"])
+
+
+def test_java_that_fails_or_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(java.shutil, "which", lambda _: None)
+    assert "install a Java runtime" in java.why_no_java()
+    monkeypatch.setattr(java.shutil, "which", lambda _: "java")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    assert "mend" in java.why_no_java()
