@@ -5,11 +5,12 @@ A step never knows who that is: the terminal, MLflow, Prefect, or nobody (``sile
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Report(Protocol):
     """What a step may say while it runs. No call may raise, and none changes what the step computes."""
 
