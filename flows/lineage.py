@@ -1,0 +1,189 @@
+"""Where a result comes from: the commit, what DVC says went in and came out, and one digest that ties them.
+
+``dvc.yaml`` and ``dvc.lock`` are read as files: inside a stage DVC's own commands would wait for the stage.
+"""
+
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from procap.errors import BadInput
+
+CODE = ".py"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A stage of ``dvc.yaml`` with its variables filled in."""
+
+    name: str
+    cmd: str
+    deps: tuple[str, ...]
+    params: dict[str, Any]
+
+
+def stage_name(step: str, captioner: str | None = None) -> str:
+    """The name DVC and MLflow use: ``caption@procap``."""
+    return f"{step}@{captioner}" if captioner else step
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file as plain values; an absent file is an empty mapping."""
+    from ruamel.yaml import YAML
+
+    return (YAML(typ="safe").load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+
+
+def dotted(values: Any, key: str) -> Any:
+    """``values["a"]["b"]`` for ``a.b``."""
+    for part in key.split("."):
+        values = values[part]
+    return values
+
+
+def declaration(root: Path, name: str) -> Declaration:
+    """Read the stage ``name`` of ``dvc.yaml`` and fill in ``${...}`` from ``params.yaml`` and the matrix."""
+    params = read_yaml(root / "params.yaml")
+    step, _, captioner = name.partition("@")
+    stage = read_yaml(root / "dvc.yaml").get("stages", {}).get(step)
+    if stage is None:
+        raise BadInput(f"no stage '{step}'", where=str(root / "dvc.yaml"), expected="a stage per step", do="add it")
+    values = {**params, "item": {"captioner": captioner}}
+
+    def fill(text: str) -> str:
+        return re.sub(r"\$\{([^}]+)\}", lambda found: str(dotted(values, found[1].strip())), text)
+
+    return Declaration(
+        name,
+        fill(stage["cmd"]),
+        tuple(fill(dep) for dep in stage.get("deps", ())),
+        {key: dotted(params, key) for key in stage.get("params", ())},
+    )
+
+
+def outputs(root: Path, name: str | None = None) -> dict[str, str]:
+    """{path: md5} of what ``dvc.lock`` holds: the outputs of one stage, or of all."""
+    stages = read_yaml(root / "dvc.lock").get("stages", {})
+    return {
+        out["path"]: out["md5"]
+        for stage, entry in stages.items()
+        if name in (None, stage)
+        for out in entry.get("outs", ())
+        if "md5" in out
+    }
+
+
+def inputs(root: Path, stage: Declaration) -> dict[str, str]:
+    """{path: md5} of the data that goes into a stage: outputs of earlier ones, and corpora added with ``dvc add``.
+
+    A dependency on a folder above some outputs stands for each of them; outputs of the stage itself are no inputs.
+    """
+    own = outputs(root, stage.name)
+    made = {path: md5 for path, md5 in outputs(root).items() if path not in own}
+    found: dict[str, str] = {}
+    for dep in stage.deps:
+        if dep.endswith(CODE):
+            continue
+        found |= {p: md5 for p, md5 in made.items() if p == dep or _below(p, dep) or _below(dep, p)}
+        for out in read_yaml(root / f"{dep}.dvc").get("outs", ()):
+            found[dep] = out["md5"]
+    return found
+
+
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def stage_digest(root: Path, name: str, *, locked: bool = False) -> str:
+    """One sha256 for what a stage's result follows from: parameters, code and data.
+
+    The stage computes it when it starts; with ``locked`` it is computed afterwards, from what ``dvc.lock``
+    says of code and parameters. The two are equal for the run that made the present outputs.
+    """
+    stage = declaration(root, name)
+    if locked:
+        entry = read_yaml(root / "dvc.lock")["stages"][name]
+        code = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", ()) if dep["path"].endswith(CODE)}
+        params = entry.get("params", {}).get("params.yaml", {})
+    else:
+        code = {dep: _md5(root / dep) for dep in stage.deps if dep.endswith(CODE)}
+        params = stage.params
+    facts = {"name": name, "params": params, "code": code, "data": inputs(root, stage)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else ""
+
+
+def git_facts(root: Path) -> dict[str, str]:
+    """Tags ``git.commit``, ``git.dirty`` and, where dirty, ``git.diff_sha256``; empty outside a repository.
+
+    What the pipeline itself rewrites (``dvc.lock``, ``data/``) does not make a tree dirty.
+    """
+    ours = ("--", ".", ":(exclude)dvc.lock", ":(exclude)data")
+    commit = git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changed = git(root, "status", "--porcelain", *ours) or ""
+    facts = {"git.commit": commit, "mlflow.source.git.commit": commit, "git.dirty": str(bool(changed)).lower()}
+    if changed:
+        difference = git(root, "diff", "HEAD", "--binary", *ours) or ""
+        facts["git.diff_sha256"] = hashlib.sha256((changed + "\n" + difference).encode()).hexdigest()
+    return facts
+
+
+def git(root: Path, *words: str) -> str | None:
+    """What a git command prints, stripped; None where it fails or git is absent."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace").strip()
+
+
+def rebuild_key() -> str:
+    """Names the rebuild this process belongs to: ``PROCAP_REBUILD``, else the ``dvc`` process above, else this one."""
+    if named := os.environ.get("PROCAP_REBUILD"):
+        return named
+    import psutil
+
+    process = psutil.Process()
+    for ancestor in process.parents():
+        try:
+            if any(Path(word).name == "dvc" for word in ancestor.cmdline()[:3]):
+                process = ancestor
+                break
+        except psutil.Error:
+            break
+    return f"{socket.gethostname()}-{process.pid}-{process.create_time():.0f}"
+
+
+def process_facts() -> dict[str, str]:
+    """Tags that tell later whether this very process still lives."""
+    import psutil
+
+    started = f"{psutil.Process().create_time():.2f}"
+    return {"procap.host": socket.gethostname(), "procap.pid": str(os.getpid()), "procap.pid_started": started}
+
+
+def is_dead(tags: dict[str, str]) -> bool:
+    """Whether the process that left ``process_facts`` is gone; False for another machine's, which nobody here knows."""
+    import psutil
+
+    if tags.get("procap.host") != socket.gethostname() or "procap.pid" not in tags:
+        return False
+    try:
+        process = psutil.Process(int(tags["procap.pid"]))
+        return (
+            f"{process.create_time():.2f}" != tags.get("procap.pid_started")
+            or process.status() == psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return True

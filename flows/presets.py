@@ -1,0 +1,98 @@
+"""Writing values into ``params.yaml`` so that its comments, order and layout survive."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from procap.errors import BadInput
+from procap.files import write_text
+
+FOLDER = Path("infra/presets")
+
+
+def preset_names(root: Path) -> list[str]:
+    """The presets that this workspace has."""
+    return sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+
+
+def describe_preset(root: Path, name: str) -> str:
+    """The comment at the head of a preset, or nothing."""
+    lines = (root / FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    head = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return " ".join(line.lstrip("# ").strip() for line in lines[:head])
+
+
+def apply_preset(root: Path, name: str) -> list[str]:
+    """Write a preset over ``params.yaml``; says which keys changed. Nothing is written unless all is valid."""
+    if name not in preset_names(root):
+        raise BadInput(
+            f"no preset '{name}'",
+            where=str(root / FOLDER),
+            expected="one of " + ", ".join(preset_names(root)),
+            do="list them with `procap preset list`",
+        )
+    return write_params(root / "params.yaml", _read(root / FOLDER / f"{name}.yaml", "safe") or {}, source=name)
+
+
+def apply_overrides(path: Path, overrides: Mapping[str, Any]) -> list[str]:
+    """Write ``{"caption.steps": 10}`` into a parameter file; says which keys changed."""
+    nested: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        *sections, key = dotted.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return write_params(path, nested, source="overrides")
+
+
+def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str]:
+    """Merge nested ``values`` into a parameter file, if what results is valid; says which keys changed.
+
+    ``source`` is named in complaints.
+    """
+    from ruamel.yaml import YAML
+
+    from procap.config import check_params
+
+    document = _read(path, "rt")
+    changed = _merge(document, values)
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 120
+    yaml.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
+    text = io.StringIO()
+    yaml.dump(document, text)
+    check_params(YAML(typ="safe").load(text.getvalue()), where=f"{path} with {source}")
+    if changed:
+        write_text(path, text.getvalue())
+    return changed
+
+
+def _read(path: Path, kind: str) -> Any:
+    from ruamel.yaml import YAML, YAMLError
+
+    try:
+        return YAML(typ=kind).load(path.read_text(encoding="utf-8"))
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"cannot be read: {' '.join(str(error).split())}", where=str(path), expected="YAML", do="mend that file"
+        ) from None
+
+
+def _merge(document: Any, values: Mapping[str, Any], above: str = "") -> list[str]:
+    """Put ``values`` into a round-trip document; lists are filled in place, which keeps their comments and form."""
+    changed = []
+    for key, value in values.items():
+        name = f"{above}{key}"
+        old = document.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            changed += _merge(old, value, name + ".")
+        elif key not in document or old != value:
+            if isinstance(value, list | tuple) and isinstance(old, list):
+                old[:] = list(value)
+            else:
+                document[key] = value
+            changed.append(name)
+    return changed

@@ -1,0 +1,122 @@
+"""The MLflow store: a local database that is made once, or a server that answers at once or is refused."""
+
+import os
+import re
+import socket
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from procap.errors import BadInput
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "DVC_NO_ANALYTICS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_MODEL_CATALOG_URI": "",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
+}
+"""No tool reports to its vendor."""
+
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""A server that goes away costs a training seconds, not minutes."""
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def tracking_uri(root: Path) -> str:
+    """``MLFLOW_TRACKING_URI``, else the workspace's own database."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+
+
+def show_uri(uri: str) -> str:
+    """The address without a password in it."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+@contextmanager
+def workspace_lock(root: Path, name: str) -> Iterator[None]:
+    """One process of this workspace at a time."""
+    from filelock import FileLock
+
+    folder = root / ".procap"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        yield
+
+
+def connect(root: Path) -> Any:
+    """An ``MlflowClient`` that was seen to work.
+
+    Raises BadInput, within seconds, where the store cannot be used.
+    """
+    uri = tracking_uri(root)
+    scheme = uri.split(":", 1)[0].split("+")[0]
+    if scheme in ("http", "https"):
+        check_server(uri, "MLflow", "start it (`procap up`), or unset MLFLOW_TRACKING_URI to use the local database")
+    elif scheme not in DATABASES or "://" not in uri:
+        raise BadInput(
+            "MLflow's folder of files is no longer kept up and loses runs",
+            where=f"MLFLOW_TRACKING_URI={show_uri(uri)}",
+            expected="http(s)://..., sqlite:///... or another database",
+            do="unset it to use mlflow.db in the workspace",
+        )
+    for name, value in (QUIET | PATIENCE).items():
+        os.environ.setdefault(name, value)
+
+    import logging
+
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    client = mlflow.MlflowClient(uri)
+    try:
+        with workspace_lock(root, "mlflow"):  # several processes that make the tables at once break one another
+            client.search_experiments(max_results=1)
+    except (MlflowException, ImportError, OSError) as error:
+        raise BadInput(
+            f"MLflow's store does not answer: {str(error).splitlines()[0]}",
+            where=show_uri(uri),
+            expected="a database of this version of MLflow, or a running server",
+            do=f"`mlflow db upgrade {show_uri(uri)}` after an update of MLflow; `procap doctor` says more",
+        ) from error
+    return client
+
+
+def experiment_id(client: Any, root: Path, name: str) -> str:
+    """The experiment's id; it is made, or brought back from the bin, where needed."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        local = tracking_uri(root).startswith("sqlite")
+        try:
+            return client.create_experiment(name, (root.resolve() / "mlartifacts").as_uri() if local else None)
+        except MlflowException:  # another process was quicker
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return found.experiment_id
+
+
+def check_server(url: str, what: str, do: str, seconds: float = 3.0) -> None:
+    """Raise BadInput unless something listens at ``url``."""
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=seconds).close()
+    except OSError as error:
+        raise BadInput(
+            f"the {what} server does not answer ({error})", where=show_uri(url), expected="a running server", do=do
+        ) from None
