@@ -22,7 +22,7 @@ COLORS = "gray|grey|red|blue|green|brown|purple|cyan|yellow|orange|pink|black|wh
 MATERIALS = "metal|metallic|rubber|matte|shiny|glossy|dull|plastic|materials?|texture|surface"
 BECOMING = (
     r"(?:turn(?:s|ed|ing)?|becom(?:es?|ing)|became|chang(?:es?|ed|ing)|switch(?:es|ed)?|swap(?:s|ped)?|went|goes|"
-    r"now|no longer|painted|repainted|made|got|has|have|shows|with)"
+    r"now|no longer|painted|repainted|(?:re)?made|got|has|have|shows|with)"
 )
 FILLERS = r"(?:from|to|into|in|of|out|a|an|the|its|their|be|been|being|made|looks?|all|another|different|new|other)"
 PLACE = r"(?:locations?|positions?|places?|spots?)"
@@ -38,7 +38,8 @@ _RULES = (
         r"(?: the)?(?: very)? (?:same|identical|unchanged|alike|unaltered|indistinguishable)\b",
         rf"\b(?:same|identical) (?:{SCENE} )?(?:as|to) (?:before|it was|the (?:first|other))\b",
         r"\b(?:not|n't|never)(?: \w+)? chang(?:e|ed)\b",
-        r"\b(?:same|identical|unchanged) " + SCENE + "s?$",
+        r"\bno \w+ (?:is|are|was|were|has|have)(?: been)? (?:different|chang\w+|moved|altered|modified)\b",
+        rf"\b(?:same|identical|unchanged) (?:{SCENE}|object)s?$",
     ),
     (
         "add",
