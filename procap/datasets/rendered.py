@@ -4,24 +4,21 @@ Scene ``i`` gives two pairs with one picture before: changed (``00000ic``) and d
 """
 
 import json
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from procap.datasets.scenes.change import procedure
+from procap.datasets.pairs import SPLITS
+from procap.datasets.parallel import in_order
+from procap.datasets.scenes.change import CHANGES, procedure
 from procap.datasets.scenes.scene import SceneSettings
 from procap.datasets.scenes.story import Story, tell
 from procap.report import Report, silent
-
-SPLITS = ("train", "val", "test")
-BATCH = 64
-"""Scenes in flight; what is drawn waits in memory until it is taken."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,10 @@ class RenderedScene:
 
 
 def render_corpus(settings: CorpusSettings, report: Report = silent) -> Iterator[RenderedScene]:
-    """Every scene in order, drawn on all cores; the kernels let go of the interpreter lock, so threads suffice."""
+    """Every scene in order, drawn on all cores."""
     render_scene(settings, 0)  # compiles once, before the threads start
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in report.progress(range(0, settings.count, BATCH), "scenes"):
-            numbers = range(start, min(start + BATCH, settings.count))
-            yield from pool.map(lambda number: render_scene(settings, number), numbers)
+    scenes = in_order(partial(render_scene, settings), range(settings.count))
+    return report.progress(scenes, "scenes", total=settings.count)
 
 
 def render_scene(settings: CorpusSettings, number: int) -> RenderedScene:
@@ -86,13 +81,14 @@ def render_scene(settings: CorpusSettings, number: int) -> RenderedScene:
         for view in procedure(story.before, after, change, settings.truth)
     ]
     truth = np.array(frames, np.uint8).reshape(2, settings.truth, settings.size, settings.size, 3)
-    split = split_of(number, settings.splits)
+    split = split_of(number, story.change.kind, settings.splits)
     return RenderedScene(story, split, before.rgb, changed.rgb, distractor.rgb, mask, truth)
 
 
-def split_of(number: int, shares: tuple[float, float, float]) -> str:
-    """The split of a scene; any run of scenes has nearly these shares (golden-ratio sequence)."""
-    place = (number * 0.6180339887498949) % 1.0
+def split_of(number: int, kind: str, shares: tuple[float, float, float]) -> str:
+    """The split of a scene; all runs of scenes have nearly these shares, within each kind of change too."""
+    turn = number - number % len(CHANGES) + CHANGES.index(kind)
+    place = (turn * 0.6180339887498949) % 1.0  # golden-ratio sequence: evenly spread however long it gets
     return SPLITS[min(2, int(np.searchsorted(np.cumsum(shares[:2]), place, side="right")))]
 
 

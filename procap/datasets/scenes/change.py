@@ -5,7 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from procap.datasets.scenes.scene import COLORS, MATERIALS, SIZES, Object, Scene, SceneSettings, place, sample_attributes
+from procap.datasets.scenes.scene import (
+    COLORS,
+    MATERIALS,
+    SIZES,
+    Object,
+    Scene,
+    SceneSettings,
+    place,
+    sample_attributes,
+)
 from procap.datasets.scenes.solids import Camera, Lamp, Point, Solid, View
 
 CHANGES = ("color", "material", "add", "drop", "move")
@@ -106,5 +115,3 @@ def _blend_solid(a: Solid, b: Solid, t: float) -> Solid:
         _blend(a.rgb, b.rgb, t),
         _mix(a.metal, b.metal, t),
     )
-
-

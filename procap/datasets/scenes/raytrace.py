@@ -2,7 +2,8 @@
 
 Every ray is fixed by its pixel (no noise), so equal views give equal bytes. Kernels are compiled once and kept in
 numba's cache; they release the interpreter lock, so threads render in parallel. The reflection is a second call and
-not a recursion: a self-recursive kernel cannot be loaded back from the cache.
+not a recursion: a self-recursive kernel cannot be loaded back from the cache. All kernels stay in this file, because the cache only
+notices changes of the file that a kernel stands in.
 """
 
 import math
@@ -14,7 +15,6 @@ from jaxtyping import Int, UInt8
 from numba import njit
 
 from procap.datasets.scenes.solids import SHAPES, View
-
 
 FAR = 1e9
 NEAR = 1e-4
@@ -230,7 +230,7 @@ def _open_share(x, y, z, lamp, solids, points):
 @no_type_check
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=True)
 def _light(x, y, z, nx, ny, nz, vx, vy, vz, gloss, lamps, solids, points):
-    """(diffuse, highlight) that reach the eye in direction v from a surface point with normal n; gloss 0: no highlight."""
+    """(diffuse, highlight) that reach the eye in direction v from a point with normal n; gloss 0: no highlight."""
     diffuse, highlight = AMBIENT * (0.65 + 0.35 * nz), 0.0
     for k in range(len(lamps)):
         lamp = lamps[k]
@@ -272,7 +272,9 @@ def _mirrored(x, y, z, dx, dy, dz, lamps, solids, points):
         return gray, gray, gray
     solid = solids[number]
     nx, ny, nz = _normal(hx, hy, hz, solid)
-    diffuse, _ = _light(hx + nx * 1e-3, hy + ny * 1e-3, hz + nz * 1e-3, nx, ny, nz, -dx, -dy, -dz, 0.0, lamps, solids, points[:1])
+    diffuse, _ = _light(
+        hx + nx * 1e-3, hy + ny * 1e-3, hz + nz * 1e-3, nx, ny, nz, -dx, -dy, -dz, 0.0, lamps, solids, points[:1]
+    )
     return solid[RED] * diffuse, solid[GREEN] * diffuse, solid[BLUE] * diffuse
 
 

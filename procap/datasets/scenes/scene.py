@@ -87,7 +87,7 @@ class Scene:
         return {
             "objects": [dict(vars(thing)) for thing in self.objects],
             "camera": {"eye": list(self.camera.eye), "target": list(self.camera.target), "spread": self.camera.spread},
-            "lamps": [{"position": list(lamp.position), "radius": lamp.radius, "power": lamp.power} for lamp in self.lamps],
+            "lamps": [{**vars(lamp), "position": list(lamp.position)} for lamp in self.lamps],
         }
 
 
@@ -133,7 +133,7 @@ def jittered(objects: tuple[Object, ...], settings: SceneSettings, rng: np.rando
     eye = _rounded(np.asarray(CAMERA.eye) * stretch + turn)
     lamps = []
     for lamp in LAMPS:
-        shift, change = settings.light_jitter / 2 * rng.uniform(-1, 1, 3), settings.light_jitter / 2 * rng.uniform(-1, 1)
+        *shift, change = settings.light_jitter / 2 * rng.uniform(-1, 1, 4)
         position = _rounded(np.asarray(lamp.position) * stretch + shift)
         lamps.append(replace(lamp, position=position, power=round(lamp.power * stretch**2 * (1 + float(change)), 4)))
     return Scene(objects, replace(CAMERA, eye=eye), tuple(lamps))

@@ -1,0 +1,97 @@
+"""Pictures from files that others made: nothing is trusted before it was checked."""
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from procap.errors import BadInput
+
+FORMATS = ("PNG", "JPEG")
+MOST_PIXELS = 40_000_000
+"""Of one picture; asked of its header, before anything is decoded."""
+MOST_BYTES = 200_000_000
+
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
+
+
+def read_image(path: Path) -> UInt8[np.ndarray, "h w 3"]:
+    """Decode a PNG or JPEG file to RGB, turned the way its EXIF orientation says; transparency becomes white.
+
+    Raises BadInput for anything that is not there, not such a picture, truncated, damaged or too large.
+    """
+    from PIL import ImageOps
+
+    with _opened(path) as picture:
+        upright = ImageOps.exif_transpose(picture)
+        return np.array(_as_rgb(upright), np.uint8)
+
+
+def read_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
+    """Decode a mask: 255 where the file is lighter than middle gray, else 0. Raises BadInput as ``read_image``."""
+    with _opened(path) as picture:
+        return np.where(np.array(picture.convert("L")) > 127, np.uint8(255), np.uint8(0))
+
+
+def resize(image: UInt8[np.ndarray, "h w 3"], side: int) -> UInt8[np.ndarray, "side side 3"]:
+    """Make a picture square, bilinearly, whatever its proportions; one of that size stays as it is."""
+    from PIL import Image
+
+    return np.array(Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR))
+
+
+def resize_mask(mask: UInt8[np.ndarray, "h w"], side: int) -> UInt8[np.ndarray, "side side"]:
+    """The same for a mask; a pixel belongs to it where at least half of it did."""
+    from PIL import Image
+
+    smooth = np.array(Image.fromarray(mask).resize((side, side), Image.Resampling.BILINEAR))
+    return np.where(smooth > 127, np.uint8(255), np.uint8(0))
+
+
+def _opened(path: Path) -> Any:
+    """A decoded PIL image."""
+    from PIL import Image
+
+    if not path.is_file():
+        raise _bad(path, "a folder, where a picture should be" if path.exists() else "the picture is not there")
+    if not 0 < path.stat().st_size <= MOST_BYTES:
+        raise _bad(path, f"a file of {path.stat().st_size} bytes is no picture of ours")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
+            picture = Image.open(path, formats=FORMATS)
+        if picture.width * picture.height > MOST_PIXELS:
+            picture.close()
+            raise _bad(path, f"a picture of {picture.width} x {picture.height} pixels is too large")
+        picture.load()
+    except Image.UnidentifiedImageError:
+        raise _bad(path, "neither PNG nor JPEG, whatever its name says") from None
+    except Image.DecompressionBombError:
+        raise _bad(path, "a picture with far too many pixels") from None
+    except _DAMAGE as error:
+        raise _bad(path, f"the picture is damaged or cut short ({' '.join(str(error).split())})") from None
+    return picture
+
+
+def _as_rgb(picture: Any) -> Any:
+    from PIL import Image
+
+    if picture.mode.startswith("I"):  # sixteen bits of gray
+        return Image.fromarray((np.array(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _bad(path: Path, what: str) -> BadInput:
+    return BadInput(
+        what,
+        where=str(path),
+        expected=f"a readable {' or '.join(FORMATS)} file of at most {MOST_PIXELS // 10**6} million pixels",
+        do="replace the file, or take its pair out of the corpus",
+    )

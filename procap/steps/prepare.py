@@ -1,0 +1,225 @@
+"""From a corpus (rendered here or on disk) to one table of pairs, shards of square pictures, and the words."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procap.config import Params
+from procap.datasets import clevr_change, rendered
+from procap.datasets.images import read_image, read_mask, resize, resize_mask
+from procap.datasets.pairs import CHANGE_TYPES, COLUMNS, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
+from procap.datasets.parallel import in_order
+from procap.datasets.scenes.scene import SceneSettings
+from procap.datasets.shards import ShardWriter
+from procap.datasets.vocabulary import MARKS, Vocabulary, sequence_length, tokenize
+from procap.errors import BadInput
+from procap.files import atomic_folder, write_json, write_text
+from procap.report import Report, silent
+
+SHOWN_PER_TYPE = 2
+"""Training pairs of each change type in the sample picture."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One pair as a corpus gives it: pictures square and of the final size."""
+
+    id: str
+    group: str
+    split: str
+    change_type: str
+    captions: tuple[str, ...]
+    before: np.ndarray
+    after: np.ndarray
+    mask: np.ndarray | None
+    """uint8, 255 where the change is visible; None: the corpus does not say."""
+    truth: np.ndarray | None = None
+    """The true procedure between the two, without them."""
+
+
+def run(params: Params, data: Path, *, report: Report = silent) -> None:
+    """Write ``data/prepare``: pairs.parquet, images, masks and truth shards, vocabulary, scenes.jsonl, summary.json."""
+    import pandas as pd
+
+    with atomic_folder(data / "prepare") as fresh:
+        if params.dataset.name == "rendered":
+            descriptions: list[dict[str, Any]] = []
+            pairs = _rendered(corpus_settings(params), descriptions, report)
+        else:
+            pairs = _on_disk(data / "raw" / params.dataset.name, params, report)
+        rows, shown = _write_pairs(pairs, fresh, params.prepare.image_size)
+        table = pd.DataFrame(rows, columns=list(COLUMNS))
+        vocabulary = _words(table, params)
+        if params.dataset.name == "rendered":
+            lines = [json.dumps(each, sort_keys=True) + "\n" for each in descriptions]
+            write_text(fresh / "scenes.jsonl", "".join(lines))
+        table.to_parquet(fresh / "pairs.parquet", index=False)
+        write_json(fresh / "vocabulary.json", vocabulary.to_json())
+        summary = _summary(table, vocabulary)
+        write_json(fresh / "summary.json", summary)
+    if summary["captions_cut"]:
+        report.note(f"{summary['captions_cut']} captions are longer than prepare.words and will be cut in training")
+    report.metrics({f"pairs_{split}": summary["pairs"][split]["all"] for split in SPLITS} | {"words": summary["words"]})
+    report.picture("pairs.png", draw_pairs(shown))
+
+
+def corpus_settings(params: Params) -> rendered.CorpusSettings:
+    """What the renderer needs to know of the parameters."""
+    scenes = params.prepare.scenes
+    return rendered.CorpusSettings(
+        seed=params.seed,
+        count=scenes.count,
+        size=params.prepare.image_size,
+        samples=scenes.samples,
+        splits=scenes.splits,
+        scenes=SceneSettings(scenes.objects, scenes.camera_jitter, scenes.light_jitter),
+        truth=params.interpolate.frames if scenes.truth else 0,
+    )
+
+
+def _rendered(settings: rendered.CorpusSettings, descriptions: list[dict[str, Any]], report: Report) -> Iterator[Pair]:
+    """Draw the scenes; what is known of each is appended to ``descriptions``."""
+    for scene in rendered.render_corpus(settings, report):
+        ids = f"{scene.group}c", f"{scene.group}nc"
+        descriptions.append({**rendered.description(scene), "ids": list(ids)})
+        truth = scene.truth if settings.truth else (None, None)
+        mask = scene.mask.astype(np.uint8) * 255
+        story = scene.story
+        common = scene.group, scene.split
+        yield Pair(ids[0], *common, story.change.kind, story.captions, scene.before, scene.changed, mask, truth[0])
+        yield Pair(
+            ids[1], *common, NO_CHANGE, story.no_change_captions, scene.before, scene.distractor, mask * 0, truth[1]
+        )
+
+
+def _on_disk(folder: Path, params: Params, report: Report) -> Iterator[Pair]:
+    """Read, check and resize the pictures of a corpus in CLEVR-Change's layout."""
+    files = clevr_change.read_pairs(folder, params.prepare.limit)
+    scenes = [list(pairs) for _, pairs in groupby(files, key=lambda pair: pair.group)]
+    side, masked = params.prepare.image_size, clevr_change.has_masks(folder)
+    for pairs in report.progress(in_order(partial(_load, side=side, masked=masked), scenes), "scenes", len(scenes)):
+        yield from pairs
+
+
+def _load(files: list[clevr_change.PairFiles], side: int, masked: bool) -> list[Pair]:
+    """The pairs of one scene; their picture before is read once."""
+    original = read_image(files[0].before)
+    before, pairs = resize(original, side), []
+    for pair in files:
+        after = read_image(pair.after)
+        if after.shape != original.shape:
+            raise BadInput(
+                f"the pictures of pair '{pair.id}' differ in size: "
+                f"{original.shape[1]} x {original.shape[0]} and {after.shape[1]} x {after.shape[0]}",
+                where=f"{pair.before} and {pair.after}",
+                expected="two pictures of one size",
+                do="replace one of them, or take the pair out of the corpus",
+            )
+        mask = np.zeros((side, side), np.uint8) if masked else None
+        if pair.mask is not None:
+            mask = resize_mask(read_mask(pair.mask), side)
+        described = pair.id, pair.group, pair.split, pair.change_type, pair.captions
+        pairs.append(Pair(*described, before, resize(after, side), mask))
+    return pairs
+
+
+def _write_pairs(pairs: Iterator[Pair], folder: Path, side: int) -> tuple[list[dict[str, Any]], list[Pair]]:
+    """Write the shards; returns the rows of the table and some training pairs to look at."""
+    rows: list[dict[str, Any]] = []
+    shown: dict[str, list[Pair]] = {kind: [] for kind in (*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE)}
+    writers: dict[str, ShardWriter] = {}
+
+    def append(name: str, row: np.ndarray) -> int:
+        if name not in writers:
+            writers[name] = ShardWriter(folder, name, row.shape, np.uint8)
+        writers[name].append(row[None])
+        return writers[name].count - 1
+
+    group, before = None, -1
+    for pair in pairs:
+        if pair.group != group:
+            group, before = pair.group, append("images", pair.before)
+        after = append("images", pair.after)
+        mask = -1 if pair.mask is None else append("masks", pair.mask)
+        if pair.truth is not None:
+            append("truth", pair.truth)
+        described = pair.id, pair.group, pair.split, pair.change_type, list(pair.captions)
+        rows.append(dict(zip(COLUMNS, (*described, before, after, mask), strict=True)))
+        if pair.split == "train" and len(shown[pair.change_type]) < SHOWN_PER_TYPE:
+            shown[pair.change_type].append(pair)
+    for writer in writers.values():
+        with writer:
+            pass  # leaving writes the last shard
+    return rows, [pair for kind in shown.values() for pair in kind]
+
+
+def _words(table: Any, params: Params) -> Vocabulary:
+    """Words of the training captions; the length also fits those of the validation captions."""
+    for split in SPLITS:
+        if not (table["split"] == split).any():
+            raise BadInput(
+                f"the split '{split}' has no pairs",
+                where=f"the corpus '{params.dataset.name}', {len(table)} pairs",
+                expected="pairs to train on, to select with and to test",
+                do="raise prepare.limit or prepare.scenes.count, or mend the splits",
+            )
+    train, seen = (
+        [caption for captions in table.loc[table["split"].isin(splits), "captions"] for caption in captions]
+        for splits in (("train",), ("train", "val"))
+    )
+    return Vocabulary.build(train, params.prepare.min_count, sequence_length(seen, params.prepare.words))
+
+
+def _summary(table: Any, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Counts of pairs by split and change type, and of words."""
+    counts = {
+        split: {"all": int((table["split"] == split).sum())}
+        | {
+            kind: int(((table["split"] == split) & (table["change_type"] == kind)).sum())
+            for kind in sorted(set(table["change_type"]))
+        }
+        for split in SPLITS
+    }
+    lengths = [len(tokenize(caption)) for captions in table["captions"] for caption in captions]
+    return {
+        "pairs": counts,
+        "captions": len(lengths),
+        "captions_cut": sum(length > vocabulary.length - MARKS for length in lengths),
+        "words": len(vocabulary.words),
+        "length": vocabulary.length,
+    }
+
+
+def draw_pairs(pairs: list[Pair], side: int = 128) -> Any:
+    """A PIL image with a line per pair: before and after (the change outlined in white), type and captions."""
+    from PIL import Image, ImageDraw
+
+    sheet = Image.new("RGB", (2 * side + 340, max(1, len(pairs)) * (side + 4)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, pair in enumerate(pairs):
+        top = number * (side + 4)
+        for column, picture in enumerate((pair.before, pair.after)):
+            large = Image.fromarray(picture).resize((side, side), Image.Resampling.NEAREST)
+            sheet.paste(_outlined(large, pair.mask), (column * (side + 2), top))
+        text = "\n".join([f"{pair.id}  {pair.change_type}", *pair.captions[:6]])
+        draw.multiline_text((2 * side + 12, top + 4), text, fill="black", spacing=5)
+    return sheet
+
+
+def _outlined(picture: Any, mask: np.ndarray | None) -> Any:
+    """Draw a mask's edge on a picture; the mask is enlarged to it."""
+    from PIL import Image
+
+    if mask is None:
+        return picture
+    inside = np.pad(np.array(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)) > 0, 1)
+    inner = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:]
+    pixels = np.array(picture)
+    pixels[inside[1:-1, 1:-1] & ~inner] = 255
+    return Image.fromarray(pixels)
