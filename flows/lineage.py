@@ -182,8 +182,7 @@ def is_dead(tags: dict[str, str]) -> bool:
     try:
         process = psutil.Process(int(tags["procap.pid"]))
         return (
-            f"{process.create_time():.2f}" != tags.get("procap.pid_started")
-            or process.status() == psutil.STATUS_ZOMBIE
+            f"{process.create_time():.2f}" != tags.get("procap.pid_started") or process.status() == psutil.STATUS_ZOMBIE
         )
     except psutil.NoSuchProcess:
         return True

@@ -3,8 +3,8 @@
 import os
 import re
 import socket
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,13 +40,13 @@ def show_uri(uri: str) -> str:
 
 
 @contextmanager
-def workspace_lock(root: Path, name: str) -> Iterator[None]:
-    """One process of this workspace at a time."""
+def workspace_lock(root: Path, name: str, timeout: float = -1) -> Iterator[None]:
+    """One process of this workspace at a time; TimeoutError after ``timeout`` seconds, negative waits for ever."""
     from filelock import FileLock
 
     folder = root / ".procap"
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / f"{name}.lock"):
+    with FileLock(folder / f"{name}.lock", timeout=timeout):
         yield
 
 

@@ -161,7 +161,9 @@ def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
 def _tags(root: Path, name: str, params: Params, captioner: str | None, flow_run: str | None) -> dict[str, str]:
     config = json.dumps(params.model_dump(mode="json", by_alias=True), sort_keys=True)
     tags = git_facts(root) | process_facts()
-    tags |= {f"dvc.deps.{path.removeprefix('data/')}": md5 for path, md5 in inputs(root, declaration(root, name)).items()}
+    tags |= {
+        f"dvc.deps.{path.removeprefix('data/')}": md5 for path, md5 in inputs(root, declaration(root, name)).items()
+    }
     tags |= {
         "mlflow.source.name": f"flows.stage {name.replace('@', ' --captioner ')}",
         "procap.step": name.partition("@")[0],

@@ -29,13 +29,13 @@ class ChangeCaptioner(PythonModel):
 
         self.bundle = load_bundle(Path(context.artifacts["bundle"]))
 
-    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+    def predict(self, context, model_input, params=None):  # MLflow would take types here for a signature
         import pandas as pd
 
         rows = []
         for number, (before, after) in enumerate(zip(model_input["before"], model_input["after"], strict=True)):
-            pictures = [decode_picture(text, f"row {number}, {c}") for c, text in (("before", before), ("after", after))]
-            (caption,) = self.bundle.caption(*(picture[None] for picture in pictures))
+            ends = decode_picture(before, f"row {number}, before"), decode_picture(after, f"row {number}, after")
+            (caption,) = self.bundle.caption(*(picture[None] for picture in ends))
             rows.append((caption.text, float(caption.probability)))
         return pd.DataFrame(rows, columns=["caption", "probability"])
 

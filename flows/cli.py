@@ -1,0 +1,196 @@
+"""The ``procap`` command. Everything heavy is imported inside the commands, so that ``--help`` answers at once."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from procap.errors import BadInput
+
+app = typer.Typer(
+    name="procap",
+    help="Image change captioning: two similar images in, one sentence out that says what changed, and how.\n\n"
+    "Run it in the project's folder, where params.yaml and dvc.yaml are.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at params.yaml.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+@app.command(epilog="Examples:  procap repro  |  procap repro caption  |  procap repro caption@static --force")
+def repro(
+    targets: Annotated[list[str] | None, typer.Argument(help="Steps or stages; all, if none is named.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run them even if nothing changed.")] = False,
+) -> None:
+    """Bring the pipeline up to date: `dvc repro`, after a look at params.yaml."""
+    from procap.config import load_params
+
+    load_params(Path("params.yaml"))
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    words = [sys.executable, "-m", "dvc", "repro", *(["--force"] if force else []), *(targets or [])]
+    sys.stdout.flush()
+    os.execv(sys.executable, words)
+
+
+@app.command(epilog="Examples:  procap preset list  |  procap preset smoke")
+def preset(name: Annotated[str, typer.Argument(help="A preset, or 'list'.")]) -> None:
+    """Write a preset into params.yaml; comments and all other values stay."""
+    from flows.presets import apply_preset, describe_preset, preset_names
+
+    root = Path.cwd()
+    if name == "list":
+        for known in preset_names(root):
+            typer.echo(f"{known:20} {describe_preset(root, known)}")
+        return
+    changed = apply_preset(root, name)
+    typer.echo(f"params.yaml: changed {', '.join(changed)}" if changed else "params.yaml: nothing to change")
+
+
+@config_app.command("check")
+def config_check() -> None:
+    """Check params.yaml: nothing unknown, nothing missing, all values allowed."""
+    from procap.config import load_params
+
+    load_params(Path("params.yaml"))
+    typer.echo("params.yaml is valid")
+
+
+@config_app.command("show", epilog="Examples:  procap config show  |  procap config show caption")
+def config_show(section: Annotated[str | None, typer.Argument(help="One section only.")] = None) -> None:
+    """Print the parameters as they are read, without comments."""
+    from ruamel.yaml import YAML
+
+    from procap.config import load_params
+
+    values: Any = load_params(Path("params.yaml")).model_dump(mode="json", by_alias=True)
+    if section is not None and section not in values:
+        known = ", ".join(values)
+        raise BadInput(
+            f"no section '{section}'", where="params.yaml", expected=f"one of {known}", do="name one of them"
+        )
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(values if section is None else {section: values[section]}, sys.stdout)
+
+
+@app.command(epilog="Examples:  procap doctor  |  procap doctor --fix")
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="Close MLflow runs whose process is gone.")] = False,
+) -> None:
+    """Look at Java, git, DVC, disk, packages, and MLflow runs that nobody works on any more."""
+    from flows.upkeep import examine
+
+    for finding in examine(Path.cwd(), fix):
+        typer.echo(f"{'ok  ' if finding.well else 'LOOK'} {finding.what:18} {finding.seen}")
+
+
+@app.command(epilog="Example:  dvc repro && git add dvc.lock data && git commit -m 'Rebuild' && procap finalize")
+def finalize() -> None:
+    """After a commit of dvc.lock: tag the runs that made it with the commit and with what came out."""
+    from flows.upkeep import finalize as tag_runs
+
+    for stage, run in tag_runs(Path.cwd()):
+        typer.echo(f"{stage:20} {run or 'no run here (restored from a cache, or another store)'}")
+
+
+@app.command()
+def metrics() -> None:
+    """Print the test scores of every captioner and what is registered."""
+    from rich.console import Console
+
+    from flows.results import read_scores, read_versions, scores_table, skipped_metrics, versions_table
+
+    root, console = Path.cwd(), Console()
+    scores = read_scores(root)
+    if not scores:
+        raise BadInput(
+            "nothing was evaluated yet",
+            where="data/evaluate",
+            expected="<captioner>/metrics.json",
+            do="run `dvc repro`",
+        )
+    console.print(scores_table(scores))
+    for name, why in skipped_metrics(root).items():
+        console.print(f"[dim]{name} left out: {why}[/dim]")
+    if versions := read_versions(root):
+        console.print(versions_table(versions))
+
+
+@app.command(epilog="Examples:  procap up  |  procap up --mlflow-port 5001 --worker")
+def up(
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    with_worker: Annotated[bool, typer.Option("--worker", help="Also deploy the pipeline and start a worker.")] = False,
+) -> None:
+    """Start MLflow and Prefect on this machine, for this machine only, until Ctrl-C."""
+    import signal
+    from contextlib import nullcontext
+
+    from flows.deployment import worker
+    from flows.servers import mlflow_server, prefect_server, prepare_store, running
+
+    root = Path.cwd()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    prepare_store(root)
+    servers = [mlflow_server(root, mlflow_port), prefect_server(root, prefect_port)]
+    addresses = {"MLFLOW_TRACKING_URI": servers[0].address, "PREFECT_API_URL": f"{servers[1].address}/api"}
+    typer.echo("starting MLflow and Prefect ...")
+    try:
+        with running(servers, root / ".procap" / "logs"), worker(root, addresses) if with_worker else nullcontext():
+            typer.echo(f"MLflow   {servers[0].address}\nPrefect  {servers[1].address}\n\nin another shell:")
+            for name, value in addresses.items():
+                typer.echo(f"  export {name}={value}")
+            typer.echo("\nCtrl-C stops everything.")
+            sys.stdout.flush()
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        typer.echo("stopped")
+
+
+@app.command("deploy", epilog="Example:  PREFECT_API_URL=http://127.0.0.1:4200/api procap deploy")
+def deploy_command() -> None:
+    """Tell a running Prefect server of the pipeline: work pool, GPU slots, deployment."""
+    from flows.deployment import POOL, deploy
+
+    deploy(Path.cwd())
+    typer.echo(f"start a worker:  prefect worker start --pool {POOL}")
+    typer.echo("run it:          prefect deployment run procap/pipeline")
+
+
+@app.command(epilog="Examples:  procap render /tmp/scenes  |  procap render /tmp/scenes --count 20")
+def render(
+    folder: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
+    count: Annotated[int | None, typer.Option(min=1, help="Scenes; as in params.yaml if not given.")] = None,
+) -> None:
+    """Write the rendered scenes as PNG files in CLEVR-Change's layout, with masks and descriptions."""
+    from dataclasses import replace
+
+    from flows.console import Terminal
+    from procap.config import load_params
+    from procap.datasets.rendered import write_official_layout
+    from procap.steps.prepare import corpus_settings
+
+    settings = corpus_settings(load_params(Path("params.yaml")))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput("something is there", where=str(folder), expected="a new or empty folder", do="name another")
+    write_official_layout(folder, replace(settings, count=count or settings.count), Terminal("render"))
+    typer.echo(f"written: {folder}")
+
+
+def main() -> None:
+    """The entry point: bad input is said without a traceback, and the exit status is 2."""
+    try:
+        app()
+    except BadInput as complaint:
+        typer.echo(f"procap: {complaint}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

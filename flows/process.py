@@ -1,0 +1,69 @@
+"""Child processes: what they find around them, and that they end when we do."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.store import QUIET
+
+
+def child_environment(flow_run: str) -> dict[str, str]:
+    """This environment for DVC: our Python first, the worker's run taken out, ours put in."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT__")}
+    here = str(Path(sys.executable).parent)
+    ours = {
+        "PATH": os.pathsep.join([here, kept.get("PATH", os.defpath)]),
+        "PROCAP_PARENT_FLOW_RUN": flow_run,
+        "PROCAP_REBUILD": flow_run,
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {"PREFECT_LOGGING_LEVEL": "WARNING", **QUIET, **kept, **ours}
+
+
+def stream(
+    words: Sequence[str], environment: Mapping[str, str], say: Callable[[str], Any], keep: int = 20
+) -> tuple[int, list[str]]:
+    """Run a command, say each line as it comes; (exit status, last lines).
+
+    It stays in this process group, so that a cancel reaches it and its children; if this process is
+    interrupted alone, they are asked to end too.
+    """
+    process = subprocess.Popen(
+        words, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, encoding="utf-8", errors="replace", bufsize=1,
+    )  # fmt: skip
+    tail: list[str] = []
+    try:
+        for line in process.stdout or ():
+            if text := line.rstrip():
+                say(text)
+                tail = [*tail[1 - keep :], text]
+        return process.wait(), tail
+    except BaseException:
+        end_family(process)
+        raise
+
+
+def end_family(process: subprocess.Popen) -> None:
+    """Ask a process and everything below it to end, and see to it after a while."""
+    import psutil
+
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for one in family:
+        _signal(one.terminate)
+    for one in psutil.wait_procs(family, timeout=25)[1]:
+        _signal(one.kill)
+
+
+def _signal(send: Callable[[], Any]) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        send()

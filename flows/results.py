@@ -1,0 +1,69 @@
+"""What came out: scores of the test split and registered versions, as tables to read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SHOWN = (
+    "change_accuracy",
+    "change_type_accuracy",
+    "BLEU-1",
+    "BLEU-2",
+    "BLEU-3",
+    "BLEU-4",
+    "METEOR",
+    "ROUGE-L",
+    "CIDEr",
+    "SPICE",
+)
+
+
+def read_scores(root: Path) -> dict[str, dict[str, float]]:
+    """{captioner: {metric: value}} of ``data/evaluate``; metrics that were skipped are absent."""
+    found = {}
+    for path in sorted((root / "data" / "evaluate").glob("*/metrics.json")):
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        found[path.parent.name] = {name: scores[name] for name in SHOWN if name in scores}
+    return found
+
+
+def read_versions(root: Path) -> list[dict[str, Any]]:
+    """``data/register/versions.json``, best first; empty before the first registration."""
+    path = root / "data" / "register" / "versions.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def skipped_metrics(root: Path) -> dict[str, str]:
+    """{metric: why it was not computed}."""
+    paths = sorted((root / "data" / "evaluate").glob("*/metrics.json"))
+    return {k: v for path in paths for k, v in json.loads(path.read_text(encoding="utf-8")).get("skipped", {}).items()}
+
+
+def scores_table(scores: dict[str, dict[str, float]]) -> Any:
+    """A rich table with a row per metric and a column per captioner; the better value is bold."""
+    from rich.table import Table
+
+    table = Table("metric", *scores, title="Test split")
+    for name in SHOWN:
+        values = [scores[captioner].get(name) for captioner in scores]
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(name, *(_cell(name, value, max(known)) for value in values))
+    return table
+
+
+def versions_table(versions: list[dict[str, Any]]) -> Any:
+    """A rich table of the registered versions."""
+    from rich.table import Table
+
+    table = Table("model", "version", "alias", "captioner", "bundle", title="Registered")
+    for one in versions:
+        table.add_row(one["name"], str(one["version"]), one.get("alias") or "", one["captioner"], one["digest"][:12])
+    return table
+
+
+def _cell(name: str, value: float | None, best: float) -> str:
+    if value is None:
+        return "-"
+    text = f"{100 * value:.1f} %" if name.endswith("accuracy") else f"{value:.2f}"
+    return f"[bold]{text}[/bold]" if value == best else text
