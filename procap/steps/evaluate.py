@@ -1,0 +1,121 @@
+"""Step ``evaluate``: caption the untouched test split, score it, and show it. The one step that opens test."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procap.config import Params
+from procap.datasets.pairs import Pairs
+from procap.errors import BadInput
+from procap.evaluation.page import Example, choose, page
+from procap.evaluation.scores import Told, confusion, flat, predictions, score_all, summary, type_rows
+from procap.files import atomic_folder, write_json, write_text
+from procap.report import Report, silent
+
+
+def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
+    """``data/caption/<captioner>/bundle`` and the test pairs -> ``data/evaluate/<captioner>/``.
+
+    Writes metrics.json, per_type.csv, confusion.csv (a row per pair: actual, predicted), predictions.json, page.html.
+    """
+    from procap.training.bundle import load_bundle
+    from procap.training.runtime import start_runtime
+
+    pairs = Pairs.read(data / "prepare").split("test")
+    if not len(pairs):
+        raise BadInput(
+            "there is nothing to evaluate on",
+            where=str(data / "prepare" / "pairs.parquet"),
+            expected="at least one pair of the split test",
+            do="give the corpus a test split (rendered scenes: prepare.scenes.splits) and run `dvc repro prepare`",
+        )
+    hardware = params.hardware
+    runtime = start_runtime(hardware.device, hardware.threads, hardware.precision)
+    bundle = load_bundle(data / "caption" / captioner / "bundle", runtime.device)
+    told = _tell(params, pairs, bundle, report)
+    report.note(f"scoring {len(told)} captions")
+    scores = score_all(told)
+    table = summary(told, scores, generator=np.random.default_rng(params.seed))
+    if params.caption.selection == "test":
+        report.note("caption.selection is test: the weights were picked on these pairs, the numbers flatter them")
+    for name, reason in sorted(table["skipped"].items()):
+        report.note(f"{name}: {reason}")
+    examples = _examples(params, pairs, bundle, told)
+    target = data / "evaluate" / captioner
+    with atomic_folder(target) as folder:
+        write_json(folder / "metrics.json", table)
+        write_json(folder / "predictions.json", predictions(told, scores))
+        write_text(folder / "per_type.csv", _csv(type_rows(table)))
+        rows = [["actual", "predicted"], *([one.actual, one.parsed] for one in told)]
+        write_text(folder / "confusion.csv", _csv(rows))
+        corpus, selection = params.dataset.name, params.caption.selection
+        write_text(folder / "page.html", page(captioner, corpus, selection, table, confusion(told), examples))
+    report.metrics(flat(table))
+    report.picture("confusion.png", _confusion_figure(confusion(told)))
+    for name in ("metrics.json", "predictions.json", "per_type.csv", "confusion.csv", "page.html"):
+        report.artifact(target / name)
+
+
+def _tell(params: Params, pairs: Pairs, bundle: Any, report: Report) -> list[Told]:
+    """Caption every pair, in the table's order."""
+    import torch
+
+    generator = torch.Generator().manual_seed(params.seed)
+    size = params.evaluate.batch
+    captions = []
+    for start in report.progress(range(0, len(pairs), size), "batches of pairs captioned"):
+        rows = slice(start, start + size)
+        captions += bundle.caption(
+            pairs.before(rows), pairs.after(rows), beams=params.evaluate.beams, generator=generator
+        )
+    columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
+    return [
+        Told(str(name), str(group), str(kind), said.text, float(said.probability), tuple(map(str, references)))
+        for said, name, group, kind, references in zip(captions, *columns, strict=True)
+    ]
+
+
+def _examples(params: Params, pairs: Pairs, bundle: Any, told: Sequence[Told]) -> list[Example]:
+    """The chosen pairs with their pictures and, where the captioner imagines any, the frames between."""
+    rows = np.array(choose(told, params.evaluate.pictures), dtype=np.int64)
+    if not len(rows):
+        return []
+    before, after = pairs.before(rows), pairs.after(rows)
+    size = params.evaluate.batch
+    imagined = [
+        bundle.imagine(before[start : start + size], after[start : start + size]) for start in range(0, len(rows), size)
+    ]
+    frames = [None] * len(rows) if imagined[0] is None else np.concatenate(imagined)
+    return [
+        Example(told[row], *pictures, frame) for row, *pictures, frame in zip(rows, before, after, frames, strict=True)
+    ]
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def _confusion_figure(counts: dict[str, dict[str, int]]) -> Any:
+    """True types down, stated types across; colour is the share of the row."""
+    from matplotlib.figure import Figure
+
+    actual, stated = list(counts), list(next(iter(counts.values())))
+    numbers = np.array([[counts[a][s] for s in stated] for a in actual])
+    shares = numbers / numbers.sum(axis=1, keepdims=True)
+    figure = Figure(figsize=(1.8 + 0.8 * len(stated), 1.5 + 0.6 * len(actual)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(stated)), stated)
+    axes.set_yticks(range(len(actual)), actual)
+    axes.set_xlabel("the sentence says")
+    axes.set_ylabel("what changed")
+    for (row, column), number in np.ndenumerate(numbers):
+        color = "white" if shares[row, column] > 0.55 else "black"
+        axes.text(column, row, str(number), ha="center", va="center", color=color)
+    return figure

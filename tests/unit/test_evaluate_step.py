@@ -1,0 +1,210 @@
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from procap.config import load_params
+from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, Pairs
+from procap.errors import BadInput
+from procap.evaluation import java
+from procap.report import Silent
+from procap.steps import evaluate
+from tests.toy import CAPTIONS, toy_prepared
+
+FILES = {"metrics.json", "per_type.csv", "confusion.csv", "predictions.json", "page.html"}
+SENTENCES = ["the red ball turned blue", "nothing has changed", "the ball is in another place", "the red ball moved"]
+
+
+@dataclass(frozen=True)
+class Caption:
+    text: str
+    probability: float
+
+
+class StubBundle:
+    """Says ``sentences`` in turn, whatever it sees, and remembers what it was asked."""
+
+    def __init__(self, sentences: Iterator[str], frames: int) -> None:
+        self.sentences, self.frames, self.asked = sentences, frames, []
+
+    def caption(self, before, after, *, beams, generator):
+        assert isinstance(generator, torch.Generator)
+        assert before.dtype == after.dtype == np.uint8
+        self.asked.append((before, after, beams))
+        return [Caption(next(self.sentences), 0.1234567) for _ in before]
+
+    def imagine(self, before, after):
+        return np.stack([before] * self.frames, axis=1) if self.frames else None
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.numbers, self.notes, self.files, self.pictures = {}, [], [], []
+
+    def metrics(self, values, step=None):
+        self.numbers.update(values)
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def artifact(self, path):
+        self.files.append(path.name)
+
+    def picture(self, name, image):
+        self.pictures.append(name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    toy_prepared(folder / "prepare", pairs=80, side=16)
+    return folder
+
+
+@pytest.fixture
+def params():
+    params = load_params(Path(__file__).parents[2] / "params.yaml")
+    changed = params.evaluate.model_copy(update={"batch": 7, "beams": 3, "pictures": 9})
+    hardware = params.hardware.model_copy(update={"device": "cpu", "threads": 1})
+    return params.model_copy(update={"evaluate": changed, "hardware": hardware})
+
+
+@pytest.fixture
+def no_java(monkeypatch):
+    monkeypatch.setattr(java, "why_no_java", lambda: "there is no java in this test")
+
+
+@pytest.fixture
+def bundled(monkeypatch, params):
+    """Put a stub in the place of the trained bundle."""
+
+    def put(sentences, frames=0) -> StubBundle:
+        bundle = StubBundle(iter(sentences), frames)
+        stub = SimpleNamespace(load_bundle=lambda folder, device: bundle)
+        monkeypatch.setitem(sys.modules, "procap.training.bundle", stub)
+        runtime = SimpleNamespace(start_runtime=lambda *_: SimpleNamespace(device=torch.device("cpu")))
+        monkeypatch.setitem(sys.modules, "procap.training.runtime", runtime)
+        return bundle
+
+    return put
+
+
+def opened(data):
+    return Pairs.read(data / "prepare").split("test")
+
+
+def cycle(count: int) -> list[str]:
+    return [SENTENCES[n % len(SENTENCES)] for n in range(count)]
+
+
+def read(folder: Path):
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def test_without_java_everything_else_is_there(data, params, bundled, no_java):
+    pairs = opened(data)
+    bundle, listener = bundled(cycle(len(pairs)), frames=2), Listener()
+    evaluate.run(params, data, captioner="procap", report=listener)
+    out = data / "evaluate" / "procap"
+    table = read(out)
+    assert {path.name for path in out.iterdir()} == FILES == set(listener.files)
+    assert set(table) == {
+        *("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "CIDEr_interval", "pairs", "skipped"),
+        *("change_accuracy", "change_accuracy_interval", "change_type_accuracy", "change_type_accuracy_interval"),
+        *("changed", "unchanged", "per_type"),
+    }
+    assert set(table["skipped"]) == {"METEOR", "SPICE", "PTBTokenizer"}
+    assert any("METEOR" in note for note in listener.notes)
+    assert listener.numbers["per_type/move/accuracy"] == table["per_type"]["move"]["accuracy"]
+    assert listener.pictures == ["confusion.png"]
+    assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
+    assert {beams for _, _, beams in bundle.asked} == {3}
+    np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())
+
+
+def test_the_accuracies_are_what_one_counts_by_hand(data, params, bundled, no_java):
+    pairs = opened(data)
+    bundled(cycle(len(pairs)))
+    evaluate.run(params, data, captioner="procap")
+    table, actual = read(data / "evaluate" / "procap"), list(pairs.table["change_type"])
+    stated = [("color", "none", "move", "move")[n % 4] for n in range(len(actual))]
+    detected = [(a == NO_CHANGE) == (s == NO_CHANGE) for a, s in zip(actual, stated, strict=True)]
+    typed = [a == s for a, s in zip(actual, stated, strict=True) if a in CHANGE_TYPES]
+    assert table["change_accuracy"] == pytest.approx(np.mean(detected), abs=1e-6)
+    assert table["change_type_accuracy"] == pytest.approx(np.mean(typed), abs=1e-6)
+    for name, row in table["per_type"].items():
+        of = [s == a for a, s in zip(actual, stated, strict=True) if a == name]
+        assert (row["count"], row["accuracy"]) == (len(of), pytest.approx(np.mean(of)))
+    for key in ("change_accuracy", "change_type_accuracy", "CIDEr"):
+        low, high = table[f"{key}_interval"]
+        assert low < table[key] < high
+    confused = list(csv.reader((data / "evaluate" / "procap" / "confusion.csv").open()))
+    assert confused == [["actual", "predicted"], *map(list, zip(actual, stated, strict=True))]
+
+
+def test_a_perfect_captioner_is_seen_as_one(data, params, bundled, no_java):
+    bundled([CAPTIONS[kind][0] for kind in opened(data).table["change_type"]])
+    evaluate.run(params, data, captioner="static")
+    table = read(data / "evaluate" / "static")
+    assert (table["change_accuracy"], table["change_type_accuracy"]) == (1, 1)
+    assert table["change_type_accuracy_interval"] == [1, 1]
+    assert table["ROUGE-L"] == pytest.approx(100)
+    rows = list(csv.DictReader((data / "evaluate" / "static" / "per_type.csv").open()))
+    assert [row["change_type"] for row in rows] == [*CHANGE_TYPES, NO_CHANGE]
+    assert all(float(row["accuracy"]) == 1 for row in rows)
+
+
+def test_a_captioner_without_words_is_never_right(data, params, bundled, no_java):
+    bundled([""] * len(opened(data)))
+    evaluate.run(params, data, captioner="static")
+    table = read(data / "evaluate" / "static")
+    assert (table["change_accuracy"], table["change_type_accuracy"], table["unchanged"]["accuracy"]) == (0, 0, 0)
+
+
+def test_the_same_bytes_twice(data, params, bundled, no_java):
+    found = []
+    for _ in range(2):
+        bundled(cycle(len(opened(data))), frames=2)
+        evaluate.run(params, data, captioner="procap")
+        out = data / "evaluate" / "procap"
+        found.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert found[0] == found[1]
+
+
+def test_predictions_allow_scoring_again(data, params, bundled, no_java):
+    pairs = opened(data)
+    bundled(cycle(len(pairs)))
+    evaluate.run(params, data, captioner="procap")
+    told = json.loads((data / "evaluate" / "procap" / "predictions.json").read_text(encoding="utf-8"))
+    table = read(data / "evaluate" / "procap")
+    assert set(told) == set(pairs.table["id"])
+    assert np.mean([one["scores"]["CIDEr"] for one in told.values()]) == pytest.approx(table["CIDEr"], abs=1e-5)
+    assert np.mean([one["change_right"] for one in told.values()]) == pytest.approx(table["change_accuracy"])
+    assert {one["probability"] for one in told.values()} == {0.123457}
+
+
+def test_no_test_pairs_is_said(tmp_path, data, params, bundled):
+    table = Pairs.read(data / "prepare").split("train").table
+    (tmp_path / "prepare").mkdir()
+    table.to_parquet(tmp_path / "prepare" / "pairs.parquet")
+    with pytest.raises(BadInput, match="nothing to evaluate on"):
+        evaluate.run(params, tmp_path, captioner="procap")
+    assert not (tmp_path / "evaluate").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(java.why_no_java() is not None, reason="needs Java")
+def test_with_java_meteor_is_there_for_all_and_for_each_group(data, params, bundled):
+    bundled(cycle(len(opened(data))))
+    evaluate.run(params, data, captioner="procap")
+    table = read(data / "evaluate" / "procap")
+    assert set(table["skipped"]) <= {"SPICE"}
+    groups = [table, table["changed"], table["unchanged"], *table["per_type"].values()]
+    assert all(0 < group["METEOR"] < 100 for group in groups)
