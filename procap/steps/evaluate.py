@@ -90,9 +90,7 @@ def _examples(params: Params, pairs: Pairs, bundle: Any, told: Sequence[Told]) -
         bundle.imagine(before[start : start + size], after[start : start + size]) for start in range(0, len(rows), size)
     ]
     frames = [None] * len(rows) if imagined[0] is None else np.concatenate(imagined)
-    return [
-        Example(told[row], *pictures, frame) for row, *pictures, frame in zip(rows, before, after, frames, strict=True)
-    ]
+    return [Example(told[row], before[place], after[place], frames[place]) for place, row in enumerate(map(int, rows))]
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
