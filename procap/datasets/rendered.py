@@ -101,7 +101,8 @@ def write_official_layout(folder: Path, settings: CorpusSettings, report: Report
     """Write a corpus the way CLEVR-Change is laid out, plus ``masks/`` and ``scenes.json``."""
     from PIL import Image
 
-    change_captions, no_change_captions, types, descriptions = {}, {}, {}, []
+    change_captions, no_change_captions, descriptions = {}, {}, []
+    types: dict[str, list[str]] = {}
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     for part in ("images", "sc_images", "nsc_images", "masks"):
         (folder / part).mkdir(parents=True, exist_ok=True)

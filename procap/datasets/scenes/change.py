@@ -45,7 +45,7 @@ def apply_change(
     """Change one random object; None where an object has nowhere to go."""
     if kind == "add":
         added = place(sample_attributes(rng), objects, settings, rng)
-        return added and ((*objects, added), Change(kind, None, len(objects)))
+        return ((*objects, added), Change(kind, None, len(objects))) if added else None
     which = int(rng.integers(len(objects)))
     old, rest = objects[which], objects[:which] + objects[which + 1 :]
     if kind == "drop":
@@ -57,7 +57,7 @@ def apply_change(
         new = replace(old, material=MATERIALS[1 - MATERIALS.index(old.material)])
     else:
         new = place(old, rest, settings, rng, away=2 * SIZES[old.size])
-    return new and ((*objects[:which], new, *objects[which + 1 :]), Change(kind, which, which))
+    return ((*objects[:which], new, *objects[which + 1 :]), Change(kind, which, which)) if new else None
 
 
 def procedure(before: Scene, after: Scene, change: Change | None, frames: int) -> list[View]:

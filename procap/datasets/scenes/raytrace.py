@@ -2,8 +2,8 @@
 
 Every ray is fixed by its pixel (no noise), so equal views give equal bytes. Kernels are compiled once and kept in
 numba's cache; they release the interpreter lock, so threads render in parallel. The reflection is a second call and
-not a recursion: a self-recursive kernel cannot be loaded back from the cache. All kernels stay in this file, because the cache only
-notices changes of the file that a kernel stands in.
+not a recursion: a self-recursive kernel cannot be loaded back from the cache. All kernels stay in this
+file, because the cache only notices changes of the file that a kernel stands in.
 """
 
 import math

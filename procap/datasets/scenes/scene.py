@@ -104,8 +104,8 @@ def sample_objects(settings: SceneSettings, rng: np.random.Generator) -> tuple[O
 
 def sample_attributes(rng: np.random.Generator) -> Object:
     """An object at the middle of the floor."""
-    pick = [str(rng.choice(values)) for values in (SHAPES, tuple(SIZES), tuple(COLORS), MATERIALS)]
-    return Object(*pick, x=0.0, y=0.0, rotation=round(float(rng.uniform(0, 2 * math.pi)), 4))
+    shape, size, color, material = (str(rng.choice(each)) for each in (SHAPES, tuple(SIZES), tuple(COLORS), MATERIALS))
+    return Object(shape, size, color, material, x=0.0, y=0.0, rotation=round(float(rng.uniform(0, 2 * math.pi)), 4))
 
 
 def place(
