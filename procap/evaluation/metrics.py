@@ -3,21 +3,18 @@
 What cannot be computed is left out and named with its reason in ``Scores.skipped``; it is never a zero.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from procap.datasets.vocabulary import tokenize
 from procap.evaluation import java
 
 METRICS = ("BLEU", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 NAMES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 """Keys of the results, in the order of the papers' tables."""
-
-CLITICS = re.compile(r"(n't|'(?:s|re|ve|ll|d|m))\b")
-WORDS = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-./]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -82,20 +79,17 @@ def cider(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]
 
 
 def own_words(sentence: str) -> str:
-    """Words in lower case without punctuation, one space between: what stands in for the PTB tokenizer.
+    """Words with one space between: what stands in for the PTB tokenizer, the same rules as the vocabulary's.
 
-    Splits off n't and the clitics 's 're 've 'll 'd 'm, keeps hyphens, dots and slashes inside a word.
-    Differs from PTB on currencies, abbreviations, quotes inside words and emoticons.
+    Differs from PTB on "cannot", brackets, currencies, abbreviations and slashes.
     """
-    spaced = CLITICS.sub(r" \1 ", sentence.lower().replace("cannot", "can not"))
-    return _without_punctuation(WORDS.findall(spaced))
+    return " ".join(tokenize(sentence))
 
 
 def _without_punctuation(words: Sequence[str]) -> str:
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
-    dropped = {*PUNCTUATIONS, "(", ")", "{", "}", '"'}
-    return " ".join(word for word in words if word and word not in dropped)
+    return " ".join(word for word in words if word not in PUNCTUATIONS)
 
 
 def _split_all(
