@@ -10,7 +10,7 @@ from procap.datasets.scenes.language import captions, no_change_captions
 from procap.datasets.scenes.scene import Scene, SceneSettings, all_visible, jittered, sample_objects
 from procap.errors import BadInput
 
-ATTEMPTS = 2000
+ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)

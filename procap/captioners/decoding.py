@@ -1,0 +1,78 @@
+"""From next-word logits to a loss and to sentences: shared by all captioners that write word by word."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from procap.captioners import Prediction
+from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS
+from procap.models.caption_decoder import Past
+from procap.shapes import Float, Scalar, Tensor, Words
+
+Step = Callable[[Tensor, int, Past, Past | None], tuple[Tensor, Past]]
+"""(word " b", place, memory, past) -> (logits "b v", past): ``CaptionDecoder.step``."""
+
+
+def word_loss(logits: Float[Tensor, "b l v"], words: Words, smoothing: float) -> Scalar:
+    """Mean cross-entropy of every next word up to and including [EOS]."""
+    targets = words[:, 1:].reshape(-1)
+    return F.cross_entropy(
+        logits[:, :-1].reshape(len(targets), -1), targets, ignore_index=PAD, label_smoothing=smoothing
+    )
+
+
+def _silence(logits: Tensor) -> Tensor:
+    """Log-probabilities over the words that a sentence may contain: no mark but [EOS]."""
+    logits = logits.float().clone()
+    logits[:, [mark for mark in range(len(SPECIALS)) if mark != EOS]] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+@torch.no_grad()
+def search(step: Step, memory: Past, length: int, beams: int) -> list[Prediction]:
+    """Beam search; one beam is greedy decoding. The best sentence maximises the mean log-probability per word.
+
+    Stops when every beam has ended; a sentence has at most ``length - 2`` words.
+    """
+    pairs, device = memory[0][0].shape[0], memory[0][0].device
+    wide = [(k.repeat_interleave(beams, 0), v.repeat_interleave(beams, 0)) for k, v in memory]
+    word = torch.full((pairs * beams,), BOS, dtype=torch.long, device=device)
+    written = torch.full((pairs * beams, 0), PAD, dtype=torch.long, device=device)
+    score = torch.full((pairs, beams), -torch.inf, device=device)
+    score[:, 0] = 0
+    ended = torch.zeros(pairs * beams, dtype=torch.bool, device=device)
+    past: Past | None = None
+    for place in range(length - 1):
+        logits, past = step(word, place, wide, past)
+        chances = _silence(logits)
+        vocabulary = chances.shape[1]
+        chances[ended] = -torch.inf
+        chances[ended, PAD] = 0
+        if place == length - 2:
+            chances[~ended] = chances[~ended].where(
+                torch.arange(vocabulary, device=device) == EOS, torch.tensor(-torch.inf, device=device)
+            )
+        total = (score.reshape(-1, 1) + chances).reshape(pairs, beams * vocabulary)
+        score, best = total.topk(beams, dim=1)
+        origin = (best // vocabulary + torch.arange(pairs, device=device)[:, None] * beams).reshape(-1)
+        word = (best % vocabulary).reshape(-1)
+        written = torch.cat([written[origin], word[:, None]], dim=1)
+        ended = ended[origin] | (word == EOS)
+        if ended.all():
+            break
+        past = [(k[origin], v[origin]) for k, v in past]
+    return _best(written, score, beams)
+
+
+def _best(written: Tensor, score: Tensor, beams: int) -> list[Prediction]:
+    """The most likely sentence of each pair, by mean log-probability per word ([EOS] counts)."""
+    lengths = (written != PAD).sum(1).reshape(score.shape)
+    winner = (score / lengths).argmax(1)
+    rows = torch.arange(len(score), device=score.device)
+    sentences = written.reshape(len(score), beams, -1)[rows, winner].tolist()
+    chances = score[rows, winner].exp().tolist()
+    return [
+        Prediction(tuple(i for i in ids if i >= len(SPECIALS)), min(1.0, chance))
+        for ids, chance in zip(sentences, chances, strict=True)
+    ]

@@ -1,0 +1,39 @@
+"""ProCap: imagines the procedure between before and after, then describes it (paper, section 3.2)."""
+
+import torch
+from torch import nn
+
+from procap.captioners import Batch, Prediction
+from procap.captioners.decoding import search, word_loss
+from procap.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from procap.shapes import Float, Scalar, Tensor
+
+
+class ProCap(nn.Module):
+    """Implicit procedure captioning; stage 1 (step ``pretrain``) gives its encoder the first weights."""
+
+    Config = EncoderDecoderConfig
+    pretrained = True
+    """Starts from stage 1's encoder and keeps its frames."""
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.network = EncoderDecoder(config)
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> dict[str, Scalar]:
+        """Negative log-likelihood of the caption."""
+        logits = self.network(batch.features, batch.words, generator)
+        return {"caption": word_loss(logits, batch.words, self.network.config.label_smoothing)}
+
+    def caption(
+        self, features: Float[Tensor, "b 2 n c"], *, beams: int, generator: torch.Generator
+    ) -> list[Prediction]:
+        """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
+        with torch.no_grad():
+            memory = self.network.read(features)
+        return search(self.network.decoder.step, memory, self.network.config.decoder.words, beams)
+
+    def imagine_tokens(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b k n v"]:
+        """What stage 1's head reads off the queries: logits over the codebook for the frames nobody saw."""
+        with torch.no_grad():
+            return self.network.encoder.token_head(self.network.encoder.imagine(features)[:, 1:-1])

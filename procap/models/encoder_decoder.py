@@ -1,0 +1,47 @@
+"""Procedure encoder, projection and caption decoder in one network: what `static` and `procap` both are."""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import nn
+
+from procap.models.caption_decoder import CaptionDecoder, DecoderConfig, Past
+from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
+from procap.shapes import Float, Tensor, Words
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """Sizes of the whole network and how much the words' targets are smoothed."""
+
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    label_smoothing: float
+    """Share of the target that is spread over all words, in [0, 1)."""
+
+
+class EncoderDecoder(nn.Module):
+    """Before and after in, logits of the next word out (paper, section 3.2)."""
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, out = config.encoder.width, config.decoder.memory_width
+        self.encoder = ProcedureEncoder(config.encoder)
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out), nn.LayerNorm(out))
+        self.decoder = CaptionDecoder(config.decoder)
+
+    def memory(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b m d"]:
+        """The imagined procedure, every place of every frame, as the decoder reads it."""
+        return self.projection(rearrange(self.encoder.imagine(features), "b t n d -> b (t n) d"))
+
+    def forward(
+        self, features: Float[Tensor, "b 2 n c"], words: Words, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "b l v"]:
+        """Logits of the word after each word; a generator means training (dropout)."""
+        return self.decoder(words, self.decoder.read(self.memory(features)), generator)
+
+    def read(self, features: Float[Tensor, "b 2 n c"]) -> Past:
+        """What decoding word by word needs of the pairs."""
+        return self.decoder.read(self.memory(features))

@@ -1,0 +1,103 @@
+"""The frozen image tokenizer: a VQGAN put together from taming-transformers' own modules (Esser et al., 2021)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import nn
+
+from procap.shapes import Float, Int, Pictures, Scalar, Tensor, UInt8
+
+
+@dataclass(frozen=True)
+class VQGANConfig:
+    """Sizes of a VQGAN; the published f16-1024 one is ``VQGANConfig(128, (1, 1, 2, 2, 4), 2, 1024, 256, 224)``."""
+
+    channels: int
+    multipliers: tuple[int, ...]
+    """Of ``channels``, one per level; every level but the last halves the picture."""
+    blocks: int
+    codes: int
+    code_width: int
+    image_size: int
+
+    @property
+    def grid(self) -> int:
+        """Tokens per side."""
+        return self.image_size // 2 ** (len(self.multipliers) - 1)
+
+
+class VQGAN(nn.Module):
+    """Pictures to tokens and features and back. Attribute names are the public checkpoints' names."""
+
+    def __init__(self, config: VQGANConfig) -> None:
+        from taming.modules.diffusionmodules.model import Decoder, Encoder
+        from taming.modules.vqvae.quantize import VectorQuantizer2
+
+        super().__init__()
+        self.config = config
+        sizes = {
+            "ch": config.channels,
+            "out_ch": 3,
+            "ch_mult": config.multipliers,
+            "num_res_blocks": config.blocks,
+            "attn_resolutions": [16] if config.image_size == 256 else [],
+            "dropout": 0.0,
+            "in_channels": 3,
+            "resolution": config.image_size,
+            "z_channels": config.code_width,
+            "double_z": False,
+        }
+        self.encoder = Encoder(**sizes)
+        self.decoder = Decoder(**sizes)
+        self.quantize = VectorQuantizer2(config.codes, config.code_width, beta=0.25, sane_index_shape=True)
+        self.quant_conv = nn.Conv2d(config.code_width, config.code_width, 1)
+        self.post_quant_conv = nn.Conv2d(config.code_width, config.code_width, 1)
+
+    def encode(self, pictures: Pictures) -> Float[Tensor, "b c h2 w2"]:
+        """Features of pictures in [0, 1], before ``quant_conv``."""
+        pictures = (2 * pictures - 1).contiguous(memory_format=torch.channels_last)
+        return self.encoder(pictures)
+
+    def features(self, encoded: Float[Tensor, "b c h2 w2"]) -> Float[Tensor, "b n c"]:
+        """``encode``'s result as a sequence, row by row."""
+        return rearrange(encoded, "b c h w -> b (h w) c")
+
+    def tokens(self, encoded: Float[Tensor, "b c h2 w2"]) -> Int[Tensor, "b n"]:
+        """Index of the nearest code at each place of ``encode``'s result."""
+        codes = rearrange(self.quant_conv(encoded), "b c h w -> b (h w) c").float()
+        return torch.cdist(codes, self.quantize.embedding.weight[None].float()).argmin(-1)
+
+    def decode(self, tokens: Int[Tensor, "b n"]) -> Pictures:
+        """Pictures in [0, 1] that these tokens stand for."""
+        codes = rearrange(self.quantize.embedding(tokens), "b (h w) c -> b c h w", h=self.config.grid)
+        return self._picture(codes)
+
+    def _picture(self, codes: Float[Tensor, "b c h2 w2"]) -> Pictures:
+        return ((self.decoder(self.post_quant_conv(codes)) + 1) / 2).float().clamp(0, 1)
+
+    def forward(self, pictures: Pictures) -> tuple[Float[Tensor, "b 3 h w"], Scalar, Int[Tensor, "b h2 w2"]]:
+        """(reconstruction in about [-1, 1], codebook loss, tokens): what training needs."""
+        codes, loss, (_, _, tokens) = self.quantize(self.quant_conv(self.encode(pictures)).float())
+        return self.decoder(self.post_quant_conv(codes)).float(), loss, tokens
+
+
+@torch.no_grad()
+def encode_frames(
+    vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: torch.device, precision: torch.dtype
+) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
+    """(features, tokens) of pictures as bytes; features are float16 values, so that a cache of them changes nothing."""
+    pictures = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2).float() / 255
+    return encode_pictures(vqgan, pictures, precision)
+
+
+@torch.no_grad()
+def encode_pictures(
+    vqgan: VQGAN, pictures: Pictures, precision: torch.dtype
+) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
+    """(features, tokens) of pictures in [0, 1], as ``encode_frames``."""
+    with torch.autocast(pictures.device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+        encoded = vqgan.encode(pictures)
+        tokens = vqgan.tokens(encoded)
+    return vqgan.features(encoded).half(), tokens

@@ -1,0 +1,143 @@
+"""caption: stage 2, implicit procedure captioning (paper, section 3.2), once per captioner."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from procap.captioners import Batch, captioner_class
+from procap.config import Params
+from procap.datasets.pairs import Pairs
+from procap.datasets.shards import Shards
+from procap.datasets.vocabulary import Vocabulary
+from procap.evaluation.metrics import cider
+from procap.files import atomic_folder, file_digest, write_json
+from procap.models.build import build, count_weights
+from procap.models.caption_decoder import DecoderConfig
+from procap.models.encoder_decoder import EncoderDecoderConfig
+from procap.models.vqgan import VQGAN, encode_frames
+from procap.report import Report, silent
+from procap.steps.pretrain import load_encoder
+from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
+from procap.steps.tokenize import load_tokenizer
+from procap.training.bundle import write_bundle
+from procap.training.history import draw_history, write_history
+from procap.training.loop import Plan, train
+from procap.training.optimiser import adamw
+from procap.training.randomness import batch_rows, torch_generator
+from procap.training.runtime import Runtime, start_runtime
+from procap.training.state import discard_state, state_folder
+
+
+def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
+    """Write ``data/caption/<captioner>``: bundle/, metrics.json (validation), history.csv."""
+    settings, runtime = params.caption, start_runtime(**dict(params.hardware))
+    vocabulary, vqgan = read_vocabulary(data), load_tokenizer(data / "tokenizer")
+    kind = captioner_class(captioner)
+    config = EncoderDecoderConfig(
+        encoder_config(params, data, vocabulary, frames=params.frames if kind.pretrained else 2),
+        DecoderConfig(
+            len(vocabulary), vocabulary.length, settings.decoder_width, settings.decoder_width,
+            settings.decoder_layers, settings.decoder_heads, settings.dropout,
+        ),
+        settings.label_smoothing,
+    )  # fmt: skip
+    model = build(lambda: kind(config), torch_generator(params.seed, "caption", captioner)).to(runtime.device)
+    if kind.pretrained:
+        model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
+    source = _Training(data, vocabulary, runtime)
+    plan = Plan(settings.steps, settings.warmup, settings.validate_every, params.seed)
+    encoder_rate = settings.encoder_learning_rate if kind.pretrained else settings.learning_rate
+    optimiser = adamw(
+        [(model.network.encoder, encoder_rate), (model, settings.learning_rate)], settings.weight_decay
+    )
+    validate = _validation(params, data, model, vqgan, vocabulary, runtime)
+
+    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
+        rows = source.train[batch_rows(step, len(source.train), settings.batch, params.seed)]
+        with runtime.autocast():
+            return model.loss(source.batch(rows, generator), generator=generator), {}
+
+    state = state_folder(data, f"caption@{captioner}", _choices(params), _inputs(data, kind.pretrained))
+    progress = train(
+        model, optimiser, terms, plan,
+        validate=validate, select="CIDEr", state=state, report=report, what=f"caption {captioner}",
+    )  # fmt: skip
+    best = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
+    numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
+    with atomic_folder(data / "caption" / captioner) as fresh:
+        provenance = _provenance(params, data, settings.selection, numbers)
+        write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, runtime.precision, provenance)
+        write_json(fresh / "metrics.json", {**numbers, "weights": count_weights(model)})
+        write_history(fresh / "history.csv", progress.history)
+    report.picture("curves.png", draw_history(progress.history, ("loss", "CIDEr")))
+    discard_state(state)
+
+
+def _choices(params: Params) -> dict[str, Any]:
+    """The parameters on which this step depends."""
+    chosen = params.model_dump(include={"seed", "caption", "pretrain", "sample", "hardware"})
+    return {**chosen, "pretrain": {k: chosen["pretrain"][k] for k in ("width", "layers", "heads")}}
+
+
+def _inputs(data: Path, pretrained: bool) -> list[Path]:
+    files = [data / "prepare" / "pairs.parquet", data / "prepare" / "vocabulary.json"]
+    files += [data / "tokenizer" / "vqgan.safetensors", *(data / "tokenize").glob("features-*.npy")]
+    return files + ([data / "pretrain" / "encoder.safetensors"] if pretrained else [])
+
+
+def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a bundle came from: parameters, data and what it was selected by."""
+    return {
+        "params": params.model_dump(mode="json", by_alias=True),
+        "dataset": params.dataset.name,
+        "pairs_sha256": file_digest(data / "prepare" / "pairs.parquet"),
+        "tokenizer_sha256": file_digest(data / "tokenizer" / "vqgan.safetensors"),
+        "selected_on": selection,
+        "selection_CIDEr": numbers["CIDEr"],
+    }
+
+
+class _Training:
+    """Cached features of the training pairs' two pictures, and their captions."""
+
+    def __init__(self, data: Path, vocabulary: Vocabulary, runtime: Runtime) -> None:
+        self.pairs = Pairs.read(data / "prepare").split("train", "val")
+        features = Shards(data / "tokenize", "features")
+        self.ends = np.concatenate([array[:, [0, -1]] for array in features.arrays])
+        self.captions = caption_ids(self.pairs, vocabulary)
+        self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
+        self.device = runtime.device
+
+    def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
+        features = torch.from_numpy(self.ends[rows]).float().to(self.device)
+        return Batch(features, self.captions.draw(rows, generator).to(self.device))
+
+
+def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, vocabulary: Vocabulary, runtime: Runtime):  # noqa: ANN202
+    """A function that captions the selection split greedily and gives its CIDEr (x100)."""
+    pairs = Pairs.read(data / "prepare").split(params.caption.selection)
+    references = {row.id: list(row.captions) for row in pairs.table.itertuples()}
+    features = [
+        _ends(pairs, rows, vqgan, runtime) for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
+    ]
+
+    def validate() -> dict[str, float]:
+        said: list[str] = []
+        for number, ends in enumerate(features):
+            generator = torch_generator(params.seed, "caption validation", number)
+            said += [vocabulary.decode(p.ids) for p in model.caption(ends, beams=1, generator=generator)]  # type: ignore[operator]
+        corpus, _ = cider(dict(zip(references, said, strict=True)), references)
+        return {"CIDEr": corpus}
+
+    return validate
+
+
+def _ends(pairs: Pairs, rows: np.ndarray, vqgan: VQGAN, runtime: Runtime) -> torch.Tensor:
+    """Frozen features of before and after, (b, 2, n, c)."""
+    pictures = np.concatenate([pairs.before(rows), pairs.after(rows)])
+    features, _ = encode_frames(vqgan.to(runtime.device), pictures, runtime.device, runtime.precision)
+    return torch.stack(features.float().chunk(2), dim=1)

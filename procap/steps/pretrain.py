@@ -1,0 +1,130 @@
+"""pretrain: stage 1, explicit procedure modelling (paper, section 3.1), on cached features and tokens."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from procap.config import Params
+from procap.datasets.pairs import Pairs
+from procap.datasets.shards import Shards
+from procap.datasets.vocabulary import Vocabulary
+from procap.errors import BadInput
+from procap.files import atomic_folder, write_json
+from procap.models.build import build, count_weights
+from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
+from procap.procedure.objective import Masking, ProcedureBatch, Weights, objective
+from procap.report import Report, silent
+from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
+from procap.training.checkpoint import load_tensors, save_tensors
+from procap.training.history import draw_history, write_history
+from procap.training.loop import Plan, train
+from procap.training.optimiser import adamw
+from procap.training.randomness import batch_rows, torch_generator
+from procap.training.runtime import Runtime, start_runtime
+from procap.training.state import discard_state, state_folder
+
+READINGS = ("msm_loss", "align_loss", "csy_loss", "msm_accuracy", "align_accuracy", "csy_accuracy")
+
+
+def run(params: Params, data: Path, *, report: Report = silent) -> None:
+    """Write ``data/pretrain``: encoder.safetensors, encoder.json, metrics.json, history.csv."""
+    settings, runtime = params.pretrain, start_runtime(**dict(params.hardware))
+    vocabulary = read_vocabulary(data)
+    config = encoder_config(params, data, vocabulary, frames=params.frames)
+    source = Procedures(data, vocabulary, runtime)
+    generator = torch_generator(params.seed, "pretrain")
+    encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
+    optimiser = adamw([(encoder, settings.learning_rate)], weight_decay=0.01)
+    masking, weights = Masking(settings.masking, settings.patch_masked), Weights(*settings.weights)
+    train_rows, val_rows = source.rows("train"), source.rows("val")
+
+    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
+        rows = train_rows[batch_rows(step, len(train_rows), settings.batch, params.seed)]
+        with runtime.autocast():
+            return objective(encoder, source.batch(rows, generator), masking, weights, generator=generator)
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        readings: list[dict[str, float]] = []
+        for number, rows in enumerate(np.array_split(val_rows, -(-len(val_rows) // max(2, settings.batch)))):
+            generator = torch_generator(params.seed, "pretrain validation", number)
+            with runtime.autocast():
+                found, more = objective(
+                    encoder, source.batch(rows, generator), masking, weights, generator=generator
+                )
+            readings.append({"loss": float(sum(found.values())), **more})
+        means = {name: float(np.mean([r[name] for r in readings])) for name in readings[0]}
+        return {**means, "quality": -means["loss"]}
+
+    inputs = [data / "prepare" / "pairs.parquet", data / "prepare" / "vocabulary.json", data / "sample" / "kept.npy"]
+    state = state_folder(
+        data, "pretrain",
+        {"pretrain": settings.model_dump(), "seed": params.seed, "hardware": params.hardware.model_dump()},
+        [*inputs, *(data / "tokenize").glob("*.npy")],
+    )  # fmt: skip
+    plan = Plan(settings.steps, settings.warmup, settings.validate_every, params.seed)
+    progress = train(
+        encoder, optimiser, terms, plan,
+        validate=validate, select="quality", state=state, report=report, what="pretrain",
+    )  # fmt: skip
+    final = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
+    with atomic_folder(data / "pretrain") as fresh:
+        save_tensors(fresh / "encoder.safetensors", dict(encoder.state_dict()))
+        write_json(fresh / "encoder.json", asdict(config))
+        write_json(
+            fresh / "metrics.json",
+            {name: final[name] for name in ("loss", *READINGS)}
+            | {"best_step": progress.best_step, "weights": count_weights(encoder)},
+        )
+        write_history(fresh / "history.csv", progress.history)
+    report.picture("curves.png", draw_history(progress.history, READINGS))
+    discard_state(state)
+
+
+class Procedures:
+    """Cached procedures of train and val, drawn batch by batch."""
+
+    def __init__(self, data: Path, vocabulary: Vocabulary, runtime: Runtime) -> None:
+        self.pairs = Pairs.read(data / "prepare").split("train", "val")
+        self.features = Shards(data / "tokenize", "features")
+        self.tokens = Shards(data / "tokenize", "tokens")
+        self.warped = Shards(data / "tokenize", "warped")
+        self.warped_frames = np.load(data / "tokenize" / "warped_frames.npy")
+        self.kept = np.load(data / "sample" / "kept.npy")
+        self.captions = caption_ids(self.pairs, vocabulary)
+        self.device = runtime.device
+
+    def rows(self, split: str) -> np.ndarray:
+        return np.flatnonzero((self.pairs.table["split"] == split).to_numpy())
+
+    def batch(self, rows: np.ndarray, generator: torch.Generator) -> ProcedureBatch:
+        """Pairs with one of their captions and one of their draws of keyframes."""
+        b, at = len(rows), np.arange(len(rows))[:, None]
+        draw = torch.randint(len(self.kept), (b,), generator=generator).numpy()
+        last = self.features.shape[1] - 1
+        frames = np.pad(self.kept[draw, rows].astype(int), ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
+        words = self.captions.draw(rows, generator)
+        return ProcedureBatch(
+            torch.from_numpy(self.features[rows][at, frames]).float().to(self.device),
+            torch.from_numpy(self.tokens[rows][at, frames]).long().to(self.device),
+            words.to(self.device),
+            torch.from_numpy(self.warped[rows][at[:, 0], draw]).float().to(self.device),
+            torch.from_numpy(self.warped_frames[rows, draw]).long().to(self.device),
+        )
+
+
+def load_encoder(folder: Path, config: EncoderConfig) -> dict[str, torch.Tensor]:
+    """Stage 1's weights, after checking that they are of these sizes."""
+    there = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+    if there != asdict(config):
+        different = {name: (there.get(name), value) for name, value in asdict(config).items() if there.get(name) != value}
+        raise BadInput(
+            f"stage 1 was trained with other sizes: {different}",
+            where=str(folder / "encoder.json"),
+            expected=str(asdict(config)),
+            do="run `dvc repro pretrain`",
+        )
+    return load_tensors(folder / "encoder.safetensors")[0]

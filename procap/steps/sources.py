@@ -1,0 +1,57 @@
+"""What several steps read in the same way: words, captions as numbers, sizes that follow from data."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from procap.config import Params
+from procap.datasets.pairs import Pairs
+from procap.datasets.vocabulary import Vocabulary
+from procap.models.procedure_encoder import EncoderConfig
+
+
+def read_vocabulary(data: Path) -> Vocabulary:
+    """The vocabulary that ``prepare`` built from the training captions."""
+    return Vocabulary.from_json(json.loads((data / "prepare" / "vocabulary.json").read_text(encoding="utf-8")))
+
+
+def encoder_config(params: Params, data: Path, vocabulary: Vocabulary, frames: int) -> EncoderConfig:
+    """Sizes of the procedure encoder: chosen ones from params, the others from the tokenizer and the words."""
+    tokenizer = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
+    return EncoderConfig(
+        frames=frames,
+        grid=tokenizer["image_size"] // 2 ** (len(tokenizer["multipliers"]) - 1),
+        feature_width=tokenizer["code_width"],
+        codes=tokenizer["codes"],
+        vocabulary=len(vocabulary),
+        words=vocabulary.length,
+        width=params.pretrain.width,
+        layers=params.pretrain.layers,
+        heads=params.pretrain.heads,
+    )
+
+
+class CaptionIds:
+    """All captions of the pairs as word numbers; one is drawn each time."""
+
+    def __init__(self, ids: list[np.ndarray]) -> None:
+        self.ids = np.concatenate(ids)
+        self.counts = np.array([len(each) for each in ids])
+        self.starts = np.cumsum(self.counts) - self.counts
+
+    def draw(self, rows: np.ndarray, generator: torch.Generator) -> torch.Tensor:
+        """One caption per row, uniformly, as (b, l)."""
+        u = torch.rand(len(rows), generator=generator, dtype=torch.float64).numpy()
+        return torch.from_numpy(self.ids[self.starts[rows] + (u * self.counts[rows]).astype(int)])
+
+
+def caption_ids(pairs: Pairs, vocabulary: Vocabulary) -> CaptionIds:
+    """Encode the captions of these pairs; what is longer than the models take is cut (``validate`` lists it)."""
+    return CaptionIds(
+        [
+            np.array([vocabulary.encode(text, vocabulary.length, cut=True) for text in captions], np.int64)
+            for captions in pairs.table["captions"]
+        ]
+    )
