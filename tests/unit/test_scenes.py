@@ -1,0 +1,210 @@
+"""Scenes, their changes and their sentences: each property is checked on what a reader of the data would see."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from procap.datasets.rendered import CorpusSettings, render_scene, split_of
+from procap.datasets.scenes.change import CHANGES, kind_of, procedure
+from procap.datasets.scenes.language import RELATIONS, refer, stands
+from procap.datasets.scenes.raytrace import render
+from procap.datasets.scenes.scene import COLORS, MATERIALS, SIZES, SceneSettings, all_visible, apart, sample_objects
+from procap.datasets.scenes.solids import SHAPES
+from procap.datasets.scenes.story import tell
+from procap.errors import BadInput
+
+STILL = SceneSettings((3, 4), 0.0, 0.0)
+CROWDED = SceneSettings((4, 6), 0.5, 0.3)
+VALUES = {"size": tuple(SIZES), "color": tuple(COLORS), "material": MATERIALS, "shape": SHAPES}
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return [tell(3, number, STILL) for number in range(60)] + [tell(3, number, CROWDED) for number in range(25)]
+
+
+def test_a_scene_depends_on_seed_and_number_alone(stories):
+    assert tell(3, 17, STILL) == stories[17]
+    assert tell(4, 17, STILL) != stories[17]
+    assert stories[16].before != stories[17].before
+
+
+def test_the_five_changes_are_balanced_and_so_are_the_splits():
+    shares = (0.8, 0.1, 0.1)
+    kinds = [kind_of(1, number) for number in range(500)]
+    assert Counter(kinds) == dict.fromkeys(CHANGES, 100)
+    assert kinds[:5] != kinds[5:10], "the order differs from turn to turn"
+    splits = Counter((kind, split_of(number, kind, shares)) for number, kind in enumerate(kinds))
+    for kind in CHANGES:
+        assert [splits[kind, split] for split in ("train", "val", "test")] == pytest.approx([80, 10, 10], abs=2)
+    assert Counter(split_of(n, kinds[n], shares) for n in range(10)) == {"train": 8, "val": 1, "test": 1}
+
+
+def test_objects_stand_apart_and_all_can_be_seen(stories):
+    for story in stories:
+        settings = STILL if story.before.camera == stories[0].before.camera else CROWDED
+        for scene in (story.before, story.changed, story.distractor):
+            assert all(apart(a, b) for i, a in enumerate(scene.objects) for b in scene.objects[:i])
+            assert all_visible(scene, settings)
+        assert settings.objects[0] <= len(story.before.objects) <= settings.objects[1]
+
+
+def test_exactly_the_named_thing_changes(stories):
+    for story in stories:
+        before, after, change = story.before.objects, story.changed.objects, story.change
+        assert story.distractor.objects == before
+        rest = lambda objects, number: tuple(o for i, o in enumerate(objects) if i != number)  # noqa: E731
+        assert rest(before, change.before) == rest(after, change.after)
+        if change.kind == "add":
+            assert (change.before, len(after)) == (None, len(before) + 1)
+        elif change.kind == "drop":
+            assert (change.after, len(after)) == (None, len(before) - 1)
+        else:
+            old, new = before[change.before], after[change.after]
+            fields = {"color": {"color"}, "material": {"material"}, "move": {"x", "y"}}[change.kind]
+            assert {name for name in vars(old) if getattr(old, name) != getattr(new, name)} == fields
+            if change.kind == "move":
+                assert np.hypot(old.x - new.x, old.y - new.y) >= 2 * SIZES[old.size]
+
+
+def test_jitter_moves_camera_and_lamps_within_its_bounds_and_zero_leaves_them(stories):
+    for story in stories:
+        scenes = (story.before, story.changed, story.distractor)
+        eyes = np.array([scene.camera.eye for scene in scenes])
+        powers = np.array([[lamp.power for lamp in scene.lamps] for scene in scenes])
+        spread = np.ptp(eyes, axis=0).max(), (powers.max(0) / powers.min(0)).max() - 1
+        if len({scene.camera for scene in scenes}) == 1:
+            assert spread == (0, 0)
+        else:
+            assert 0 < spread[0] <= CROWDED.camera_jitter + 1e-3
+            assert 0 < spread[1] <= 1.15 / 0.85 - 1 + 1e-3
+    assert stories[0].before.camera == stories[0].distractor.camera
+    assert stories[-1].before.camera != stories[-1].distractor.camera
+
+
+def said(words: list[str]) -> dict[str, str]:
+    """The attributes that some words name."""
+    return {name: word for word in words for name, values in VALUES.items() if word in values}
+
+
+def meant(sentence: str, objects: tuple) -> list[int]:
+    """Numbers of the objects that the first noun phrase of a sentence may mean."""
+    words = sentence.split()
+    first = next(i for i, word in enumerate(words) if word in SHAPES)
+    start = next(i for i in range(first, -1, -1) if i == 0 or words[i - 1] in ("a", "the", "new"))
+    wanted = said(words[start : first + 1])
+    fits = [i for i, o in enumerate(objects) if all(getattr(o, name) == word for name, word in wanted.items())]
+    rest = " ".join(words[first + 1 :])
+    relation = next((name for name in RELATIONS if rest.startswith(f"{name} the ")), None)
+    if relation is None:
+        return fits
+    (landmark,) = meant(rest.removeprefix(relation).strip(), objects)
+    return [i for i in fits if i != landmark and stands(objects[i], relation, objects[landmark], least=0.0)]
+
+
+def test_every_sentence_points_at_the_changed_object_and_no_other(stories):
+    for story in stories:
+        change = story.change
+        scene, number = (story.before, change.before) if change.kind != "add" else (story.changed, change.after)
+        for sentence in story.captions:
+            assert meant(sentence, scene.objects) == [number], sentence
+        new = story.changed.objects[change.after] if change.after is not None else None
+        if change.kind in ("color", "material"):
+            told = {sentence.removesuffix(" now").removesuffix(" surface").split()[-1] for sentence in story.captions}
+            assert told == {getattr(new, change.kind)}
+
+
+def test_twins_are_told_apart_by_where_they_stand_or_not_at_all():
+    draw = np.random.default_rng(0)
+    told = 0
+    for _ in range(300):
+        objects = sample_objects(CROWDED, draw) or ()
+        if len(objects) < 3:
+            continue
+        twin = replace(objects[0], x=objects[1].x, y=objects[1].y)
+        objects = (objects[0], twin, *objects[2:])
+        for way in refer(0, objects):
+            sentence = f"the {way.words(0, objects)} moved"
+            assert meant(sentence, objects) == [0], sentence
+            assert any(f"{relation} the" in sentence for relation in RELATIONS)
+            told += 1
+    assert told > 100
+
+
+def test_sentences_are_plain_short_different_and_of_few_words(stories):
+    words = set()
+    for story in stories:
+        for sentences in (story.captions, story.no_change_captions):
+            assert 4 <= len(sentences) == len(set(sentences)) <= 6
+            for sentence in sentences:
+                assert all(word.isalpha() and word.islower() for word in sentence.split())
+                assert len(sentence.split()) <= 18
+                words.update(sentence.split())
+    assert len(words) < 90
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_without_jitter_the_picture_changes_where_the_mask_is(kind):
+    settings = CorpusSettings(3, 100, 64, 2, (0.8, 0.1, 0.1), STILL)
+    exact = 0
+    for number in (n for n in range(40) if kind_of(3, n) == kind):
+        scene = render_scene(settings, number)
+        assert np.array_equal(scene.before, scene.distractor)
+        difference = np.abs(scene.before.astype(int) - scene.changed.astype(int)).sum(axis=-1)
+        assert 20 < scene.mask.sum() < 0.4 * scene.mask.size
+        assert difference[scene.mask].mean() > 20
+        assert difference[scene.mask].mean() > 5 * difference[~scene.mask].mean(), "the rest is shadow and reflection"
+        others = [o for i, o in enumerate(scene.story.before.objects) if i != scene.story.change.before]
+        if kind in ("color", "material") and all(o.material == "rubber" for o in others):
+            assert not difference[~scene.mask].any()
+            exact += 1
+    assert exact or kind not in ("color", "material")
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_the_true_procedure_leads_step_by_step_from_before_to_after(kind, stories):
+    story = next(s for s in stories if s.change.kind == kind and len(s.before.objects) == 3)
+    frames = procedure(story.before, story.changed, story.change, 7)
+    assert len(frames) == 7
+    pictures = [render(view, 48).rgb.astype(int) for view in (story.before.view(), *frames, story.changed.view())]
+    steps = [np.abs(a - b).sum() for a, b in itertools.pairwise(pictures)]
+    assert all(steps), "something happens in every step"
+    if kind != "move":  # a sliding object uncovers as much as it covers
+        to_end = [np.abs(picture - pictures[-1]).sum() for picture in pictures]
+        from_start = [np.abs(picture - pictures[0]).sum() for picture in pictures]
+        assert to_end == sorted(to_end, reverse=True)
+        assert from_start == sorted(from_start)
+    else:
+        halfway = frames[3].solids[story.change.before]
+        old, new = story.before.objects[story.change.before], story.changed.objects[story.change.after]
+        assert (halfway.x, halfway.y) == pytest.approx(((old.x + new.x) / 2, (old.y + new.y) / 2))
+
+
+def test_the_procedure_of_a_distractor_is_the_camera_s_way():
+    story = tell(3, 2, CROWDED)
+    (middle,) = procedure(story.before, story.distractor, None, 1)
+    assert middle.solids == story.before.view().solids
+    ends = np.array([story.before.camera.eye, story.distractor.camera.eye])
+    assert middle.camera.eye == pytest.approx(ends.mean(axis=0))
+
+
+def test_a_relation_is_judged_as_the_camera_sees_it():
+    thing = tell(3, 0, STILL).before.objects[0]
+    left, front = replace(thing, x=-1.0, y=0.0), replace(thing, x=0.0, y=-1.0)
+    middle = replace(thing, x=0.0, y=0.0)
+    pictures = {name: render(replace(tell(3, 0, STILL).before, objects=(o,)).view(), 32, 1) for name, o in
+                (("left", left), ("front", front), ("middle", middle))}  # fmt: skip
+    centre = {name: np.argwhere(picture.mask(0)).mean(axis=0) for name, picture in pictures.items()}
+    assert stands(left, "left of", middle)
+    assert centre["left"][1] < centre["middle"][1]
+    assert stands(front, "in front of", middle)
+    assert centre["front"][0] > centre["middle"][0]
+
+
+def test_too_many_objects_are_refused_with_advice(monkeypatch):
+    monkeypatch.setattr("procap.datasets.scenes.story.ATTEMPTS", 1)
+    with pytest.raises(BadInput, match=r"prepare\.scenes\.objects"):
+        tell(1, 0, SceneSettings((40, 40), 0.0, 0.0))
