@@ -75,7 +75,7 @@ class Terminal(Silent):
     def _line(self, text: str) -> None:
         self.said = time.monotonic()
         line = f"{self.name}: {text}"
-        with contextlib.suppress(OSError):  # a closed pipe must not stop the step
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe or file must not stop the step
             if self.bar is not None:
                 self.bar.console.print(line, markup=False, highlight=False)
             else:

@@ -32,7 +32,7 @@ def apply_preset(root: Path, name: str) -> list[str]:
             expected="one of " + ", ".join(preset_names(root)),
             do="list them with `procap preset list`",
         )
-    return write_params(root / "params.yaml", _read(root / FOLDER / f"{name}.yaml", "safe") or {}, source=name)
+    return write_params(root / "params.yaml", _read(root / FOLDER / f"{name}.yaml", "safe"), source=name)
 
 
 def apply_overrides(path: Path, overrides: Mapping[str, Any]) -> list[str]:
@@ -74,11 +74,14 @@ def _read(path: Path, kind: str) -> Any:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        return YAML(typ=kind).load(path.read_text(encoding="utf-8"))
+        values = YAML(typ=kind).load(path.read_text(encoding="utf-8")) or {}
+        if not isinstance(values, Mapping):
+            raise YAMLError(f"a {type(values).__name__} at the top")
     except (OSError, YAMLError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"cannot be read: {' '.join(str(error).split())}", where=str(path), expected="YAML", do="mend that file"
+            f"cannot be read: {' '.join(str(error).split())}", where=str(path), expected="sections", do="mend that file"
         ) from None
+    return values
 
 
 def _merge(document: Any, values: Mapping[str, Any], above: str = "") -> list[str]:

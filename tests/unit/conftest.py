@@ -27,3 +27,25 @@ def store(mlflow_template, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     return connect(tmp_path)
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """A committed project with the real parameters and stages, and a stand-in for every file they depend on."""
+    import subprocess
+    from pathlib import Path
+
+    from flows.lineage import read_yaml
+
+    project = Path(__file__).parents[2]
+    for name in ("params.yaml", "dvc.yaml", ".gitignore"):
+        shutil.copy(project / name, tmp_path)
+    for stage in read_yaml(tmp_path / "dvc.yaml")["stages"].values():
+        for dep in (dep for dep in stage["deps"] if dep.endswith(".py") and "$" not in dep):
+            (tmp_path / dep).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / dep).write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *words], check=True)
+    return tmp_path
