@@ -74,9 +74,7 @@ def _square(ground: np.ndarray, at: np.ndarray, color: np.ndarray) -> np.ndarray
     return picture
 
 
-def _changed(
-    noise: np.ndarray, at: np.ndarray, color: np.ndarray, kind: str, draw: np.random.Generator
-) -> np.ndarray:
+def _changed(noise: np.ndarray, at: np.ndarray, color: np.ndarray, kind: str, draw: np.random.Generator) -> np.ndarray:
     noise = noise + draw.integers(0, 3, noise.shape, dtype=np.uint8)
     match kind:
         case "color" | "material":

@@ -66,9 +66,9 @@ def _imaginer(params: Params, data: Path, pairs: Pairs) -> Imagine:
         return _truth(params.interpolate.frames, data, pairs)
     from procap.datasets.pictures import to_bytes, to_numbers
     from procap.procedure.interpolation import crossfade, interpolate
-    from procap.training.device import choose_device
+    from procap.training.runtime import start_runtime
 
-    device = choose_device(params.hardware.device, params.hardware.threads)
+    device = start_runtime(**dict(params.hardware)).device
     if params.interpolate.method == "rife":
         from functools import partial
 
