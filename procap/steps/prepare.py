@@ -53,7 +53,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
             pairs = _rendered(corpus_settings(params), descriptions, report)
         else:
             pairs = _on_disk(data / "raw" / params.dataset.name, params, report)
-        rows, shown = _write_pairs(pairs, fresh, params.prepare.image_size)
+        rows, shown = _write_pairs(pairs, fresh)
         table = pd.DataFrame(rows, columns=list(COLUMNS))
         vocabulary = _words(table, params)
         if params.dataset.name == "rendered":
@@ -65,7 +65,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         write_json(fresh / "summary.json", summary)
     if summary["captions_cut"]:
         report.note(f"{summary['captions_cut']} captions are longer than prepare.words and will be cut in training")
-    report.metrics({f"pairs_{split}": summary["pairs"][split]["all"] for split in SPLITS} | {"words": summary["words"]})
+    counts = {f"pairs_{split}": summary["pairs"][split]["all"] for split in SPLITS} | {"words": summary["words"]}
+    report.metrics({name: float(count) for name, count in counts.items()})
     report.picture("pairs.png", draw_pairs(shown))
 
 
@@ -129,7 +130,7 @@ def _load(files: list[clevr_change.PairFiles], side: int, masked: bool) -> list[
     return pairs
 
 
-def _write_pairs(pairs: Iterator[Pair], folder: Path, side: int) -> tuple[list[dict[str, Any]], list[Pair]]:
+def _write_pairs(pairs: Iterator[Pair], folder: Path) -> tuple[list[dict[str, Any]], list[Pair]]:
     """Write the shards; returns the rows of the table and some training pairs to look at."""
     rows: list[dict[str, Any]] = []
     shown: dict[str, list[Pair]] = {kind: [] for kind in (*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE)}
