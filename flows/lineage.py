@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,16 @@ def stage_name(step: str, captioner: str | None = None) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file as plain values; an absent file is an empty mapping."""
+    """A YAML file as plain values, not to be changed; an absent file is an empty mapping."""
+    return _parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+@lru_cache(maxsize=8)
+def _parse(text: str) -> Any:
+    """Parsing takes a good part of a second on a slow machine, and the same files are asked for many times."""
     from ruamel.yaml import YAML
 
-    return (YAML(typ="safe").load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+    return YAML(typ="safe").load(text) or {}
 
 
 def dotted(values: Any, key: str) -> Any:

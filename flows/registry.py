@@ -1,6 +1,7 @@
 """Bundles as versions of a registered model: one per digest, and no name tag for a model that was not seen to work."""
 
 import base64
+import contextlib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,7 @@ def ask(uri: str, bundle: Path) -> str:
     import mlflow
 
     try:
-        with no_pickle():
+        with no_pickle(), _quietly():
             answer = mlflow.pyfunc.load_model(uri).predict(example_input())
         (caption,), (probability,) = answer["caption"], answer["probability"]
         if not isinstance(caption, str) or not 0 <= probability <= 1:
@@ -91,7 +92,7 @@ def _log_version(client: Any, run_id: str, bundle: Path, name: str, tags: dict[s
 
     import procap
 
-    with no_pickle(), mlflow.start_run(run_id=run_id):
+    with no_pickle(), _quietly(), mlflow.start_run(run_id=run_id):
         logged = mlflow.pyfunc.log_model(
             name=f"{name}-{tags.get('captioner', 'model')}",
             python_model=str(SERVED),
@@ -127,3 +128,17 @@ def no_pickle() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(key) if before is None else os.environ.update({key: before})
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without MLflow's advice on type hints (the signature is explicit) and its word on each new version."""
+    import warnings
+
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield

@@ -16,12 +16,13 @@ QUIET = {
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_MODEL_CATALOG_URI": "",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
 }
-"""No tool reports to its vendor."""
+"""No tool reports to its vendor, and none draws bars into a log."""
 
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 """A server that goes away costs a training seconds, not minutes."""
@@ -74,8 +75,8 @@ def connect(root: Path) -> Any:
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.pyfunc", "mlflow.tracking._model_registry"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     client = mlflow.MlflowClient(uri)

@@ -51,9 +51,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     source = _Training(data, vocabulary, runtime)
     plan = Plan(settings.steps, settings.warmup, settings.validate_every, params.seed)
     encoder_rate = settings.encoder_learning_rate if kind.pretrained else settings.learning_rate
-    optimiser = adamw(
-        [(model.network.encoder, encoder_rate), (model, settings.learning_rate)], settings.weight_decay
-    )
+    optimiser = adamw([(model.network.encoder, encoder_rate), (model, settings.learning_rate)], settings.weight_decay)
     validate = _validation(params, data, model, vqgan, vocabulary, runtime)
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
@@ -78,9 +76,17 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
 
 
 def _choices(params: Params) -> dict[str, Any]:
-    """The parameters on which this step depends."""
-    chosen = params.model_dump(include={"seed", "caption", "pretrain", "sample", "hardware"})
-    return {**chosen, "pretrain": {k: chosen["pretrain"][k] for k in ("width", "layers", "heads")}}
+    """The parameters on which this step depends, and no others: what DVC watches is what a bundle says of itself."""
+    return params.model_dump(
+        mode="json",
+        include={
+            "seed": True,
+            "sample": {"kept"},
+            "pretrain": {"width", "layers", "heads"},
+            "caption": True,
+            "hardware": True,
+        },
+    )
 
 
 def _inputs(data: Path, pretrained: bool) -> list[Path]:
@@ -92,7 +98,7 @@ def _inputs(data: Path, pretrained: bool) -> list[Path]:
 def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Where a bundle came from: parameters, data and what it was selected by."""
     return {
-        "params": params.model_dump(mode="json", by_alias=True),
+        "params": _choices(params),
         "dataset": params.dataset.name,
         "pairs_sha256": file_digest(data / "prepare" / "pairs.parquet"),
         "tokenizer_sha256": file_digest(data / "tokenizer" / "vqgan.safetensors"),

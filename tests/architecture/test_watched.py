@@ -91,6 +91,7 @@ def test_the_reader_of_parameters_sees_chains_aliases_properties_and_dumps():
     assert reads("params.grid") == {"prepare.image_size", "tokenizer"}
     assert reads("params.register_.name") == {"register.name"}
     assert reads("params.model_dump(include={'seed', 'sample'})") == {"seed", "sample"}
+    assert reads("params.model_dump(include={'seed': True, 'sample': {'kept'}})") == {"seed", "sample.kept"}
     assert "evaluate" in reads("params.model_dump()")
     with pytest.raises(AssertionError, match="does not know"):
         reads("params.copy")

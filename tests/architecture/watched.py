@@ -130,10 +130,16 @@ def _names(first: str, second: str | None, around: Any) -> set[str]:
 
 
 def _dumped(call: Any) -> set[str]:
-    """The sections that ``params.model_dump(include={...})`` reads; all of them without ``include``."""
+    """What ``params.model_dump(include={...})`` reads, given as pydantic takes it; all sections without ``include``."""
     for keyword in call.keywords if isinstance(call, ast.Call) else ():
         if keyword.arg == "include":
-            return set(ast.literal_eval(keyword.value))
+            chosen = ast.literal_eval(keyword.value)
+            parts = chosen if isinstance(chosen, dict) else dict.fromkeys(chosen, True)
+            return {
+                name
+                for key, inner in parts.items()
+                for name in ([key] if inner is True else [f"{key}.{i}" for i in inner])
+            }
     return {field.alias or name for name, field in Params.model_fields.items()}
 
 
