@@ -1,6 +1,7 @@
 """EfficientNet-Lite0 with ImageNet weights, which ships inside two packages (Apache-2.0): frozen visual features."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ class VisualFeatures(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = _fold_norms(net.eval()).requires_grad_(False).to(memory_format=torch.channels_last)
+        folded: Any = _fold_norms(net.eval()).requires_grad_(False)
+        self.net = folded.to(memory_format=torch.channels_last)
 
     @torch.inference_mode()
     def forward(self, pictures: Pictures) -> Float[Tensor, "b d"]:

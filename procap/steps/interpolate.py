@@ -65,7 +65,7 @@ def _imaginer(params: Params, data: Path, pairs: Pairs) -> Imagine:
     if params.interpolate.method == "truth":
         return _truth(params.interpolate.frames, data, pairs)
     from procap.datasets.pictures import to_bytes, to_numbers
-    from procap.procedure.interpolation import crossfade, interpolate
+    from procap.procedure.interpolation import Midpoint, crossfade, interpolate
     from procap.training.runtime import start_runtime
 
     device = start_runtime(**dict(params.hardware)).device
@@ -74,7 +74,7 @@ def _imaginer(params: Params, data: Path, pairs: Pairs) -> Imagine:
 
         from procap.checkpoints.rife import load_rife, midpoint
 
-        half_way = partial(midpoint, load_rife(device))
+        half_way: Midpoint = partial(midpoint, load_rife(device))
     else:
         half_way = crossfade
 

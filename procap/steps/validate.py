@@ -75,7 +75,8 @@ def _draw(captions: Any, pairs: Any, most_words: int) -> Any:
     left.hist(captions["words"], bins=np.arange(longest + 2) - 0.5)
     left.axvline(most_words + 0.5, color="black", linestyle=":")
     left.set(xlabel="words", ylabel="captions", title="length (dotted: longest that fits)")
-    kinds, bottom = sorted(set(pairs["change_type"])), 0
+    kinds = sorted(set(pairs["change_type"]))
+    bottom = np.zeros(len(kinds), int)
     for split in SPLITS:
         counts = np.array([((pairs["change_type"] == kind) & (pairs["split"] == split)).sum() for kind in kinds])
         right.bar(kinds, counts, bottom=bottom, label=split)

@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,21 @@ class Notes(Silent):
         self.notes.append(text)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Move this process to another time zone."""
+
+    def move(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield move
+    monkeypatch.undo()
+    time.tzset()
+
+
 class TestWithGreatExpectations:
-    def test_a_good_corpus_passes_and_gives_the_same_bytes_again(self, folder, tmp_path):
+    def test_a_good_corpus_passes_and_gives_the_same_bytes_in_every_time_zone(self, folder, tmp_path, elsewhere):
         data = tmp_path / "data"
         validate.run(PARAMS, data)
         first = folder_digest(data / "validate")
@@ -121,6 +135,7 @@ class TestWithGreatExpectations:
         assert (summary["critical"], summary["warnings"]) == (0, 0)
         assert all(rule["success"] and rule["checked"] for rule in summary["rules"].values())
         assert (data / "validate" / "docs" / "index.html").exists()
+        elsewhere("America/Caracas")
         validate.run(PARAMS, data)
         assert folder_digest(data / "validate") == first
 
