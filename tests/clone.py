@@ -1,0 +1,62 @@
+"""A copy of this project to run the real pipeline in, with nothing of its results."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+
+
+def clone(folder: Path, preset: str | None = "smoke") -> Path:
+    """Copy what git knows or would know, commit it, and write the preset."""
+    known = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
+    for name in filter(None, known.split("\0")):
+        if (ROOT / name).exists() and name != "dvc.lock" and not _made(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "copy"]):
+        subprocess.run(["git", *IDENTITY, *words], cwd=folder, check=True)
+    if preset:
+        run(folder, "procap", "preset", preset)
+    return folder
+
+
+def _made(name: str) -> bool:
+    return name.startswith("data/") and not name.startswith("data/raw/")
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a user in a shell with the virtual environment and no servers."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "PROCAP", "DVC"))}
+    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "DVC_NO_ANALYTICS": "1", **(more or {})}
+
+
+def run(folder: Path, *words: str, more: Mapping[str, str] | None = None, timeout: float = 1800) -> str:
+    """Run a command in the clone and return what it printed; its words are in the error if it fails."""
+    program = [sys.executable, "-m", "flows.cli"] if words[0] == "procap" else [str(BIN / words[0])]
+    done = subprocess.run(
+        [*program, *words[1:]], cwd=folder, env=environment(more), timeout=timeout,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 0, f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def lock_hashes(folder: Path) -> dict[str, str]:
+    """{path: md5} of all outputs in dvc.lock but the registration's, which depends on the registry."""
+    from flows.lineage import outputs
+
+    return {path: md5 for path, md5 in outputs(folder).items() if not path.startswith("data/register/")}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,155 @@
+"""A deployment that a worker picks up runs the whole pipeline, on servers of its own."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clone import clone, environment, read_json, run
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("prefect")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Path:
+    return clone(tmp_path_factory.mktemp("deployed"))
+
+
+@pytest.fixture(scope="module")
+def prefect(workspace, tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The environment that reaches a fresh Prefect server, which ends with the tests."""
+    from flows.servers import prefect_server, running
+
+    home = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT")]:
+            patch.delenv(name)
+        patch.setenv("PREFECT_HOME", str(home))
+        server = prefect_server(workspace, free_port())
+        with running([server], home / "logs"):
+            yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"{server.address}/api"}
+
+
+@pytest.fixture(scope="module")
+def worker(workspace, prefect) -> Iterator[None]:
+    run(workspace, "procap", "deploy", more=prefect)
+    run(workspace, "procap", "deploy", more=prefect)  # again changes nothing
+    log = Path(prefect["PREFECT_HOME"]) / "worker.log"
+    words = [str(Path(environment()["PATH"].split(os.pathsep)[0]) / "prefect"), "worker", "start", "--pool", "gpu"]
+    from flows.process import end_family
+
+    with log.open("wb") as out:
+        # A worker started by a service manager knows nothing of the virtual environment.
+        bare = environment(prefect) | {"PATH": os.defpath}
+        process = subprocess.Popen(
+            words, cwd="/", env=bare, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield
+        finally:
+            end_family(process)
+
+
+def trigger(prefect: dict[str, str], wait: float = 1200, **parameters):
+    """Start the deployment and wait until its run is over; (run, logs, tags of child runs, artifact keys)."""
+    code = """
+import json, sys, time
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, LogFilter
+with get_client(sync_client=True) as client:
+    deployment = client.read_deployment_by_name("procap/pipeline")
+    made = client.create_flow_run_from_deployment(deployment.id, parameters=json.loads(sys.argv[1]))
+    end = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < end:
+        run = client.read_flow_run(made.id)
+        if run.state and run.state.is_final():
+            break
+        time.sleep(1)
+    time.sleep(3)  # the last log lines are sent late
+    tasks = [task for task in client.read_task_runs() if task.flow_run_id == made.id]
+    flows = client.read_flow_runs()
+    logs, offset = [], 0
+    while page := client.read_logs(LogFilter(flow_run_id={"any_": [str(made.id)]}), limit=200, offset=offset):
+        logs += [line.message for line in page]
+        offset += 200
+    keys = sorted({a.key for a in client.read_artifacts()})
+    print("RESULT", json.dumps({"id": str(made.id), "state": run.state.name, "logs": logs, "artifacts": keys,
+        "limit": deployment.concurrency_limit, "tasks": {t.name: t.state.name for t in tasks},
+        "children": {f.name: sorted(f.tags) for f in flows if f.id != made.id}}))
+"""
+    import json
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(parameters), str(wait)],
+        env=environment(prefect),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.partition("RESULT ")[2])
+
+
+@pytest.fixture(scope="module")
+def completed(prefect, worker) -> dict:
+    return trigger(prefect, overrides={"evaluate.pictures": 2})
+
+
+def test_the_deployment_runs_every_step_to_completion(completed, workspace):
+    from procap.steps import STEPS
+
+    assert completed["state"] == "Completed", "\n".join(completed["logs"][-40:])
+    assert set(STEPS) <= set(completed["tasks"])
+    assert "pictures: 2" in (workspace / "params.yaml").read_text()
+    assert "# " in (workspace / "params.yaml").read_text(), "comments stay"
+    versions = read_json(workspace / "data" / "register" / "versions.json")
+    assert {one["captioner"] for one in versions} == {"static", "procap"}
+
+
+def test_stages_are_flow_runs_tagged_with_the_pipelines_run(completed):
+    tag = f"pipeline:{completed['id']}"
+    assert {"prepare", "caption@static", "caption@procap", "register"} <= set(completed["children"])
+    assert all(tag in tags for tags in completed["children"].values())
+
+
+def test_lines_of_the_steps_reach_the_runs_log_and_results_its_page(completed):
+    assert any("Running stage 'prepare'" in line for line in completed["logs"])
+    assert any(line.startswith("evaluate@static: ") for line in completed["logs"])
+    assert {"scores", "mlflow-run", "progress-prepare"} <= set(completed["artifacts"])
+
+
+def test_mlflow_has_one_parent_for_the_whole_rebuild(completed, workspace):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    parents = {run.data.tags["mlflow.parentRunId"] for run in runs if "procap.step" in run.data.tags}
+    assert len(parents) == 1
+    assert client.get_run(parents.pop()).data.tags["procap.rebuild"] == completed["id"]
+    assert all("prefect.flow_run_id" in run.data.tags for run in runs if "procap.step" in run.data.tags)
+
+
+def test_bad_input_fails_at_once_and_is_not_tried_again(prefect, worker, workspace, completed):
+    start = time.monotonic()
+    told = trigger(prefect, overrides={"caption.stepz": 2})
+    assert told["state"] == "Failed"
+    assert any("did you mean 'steps'" in line for line in told["logs"])
+    assert not told["tasks"]
+    assert time.monotonic() - start < 120
+
+
+def test_a_second_run_does_nothing(prefect, worker, completed):
+    told = trigger(prefect)
+    assert told["state"] == "Completed"
+    assert not any("Running stage" in line for line in told["logs"])

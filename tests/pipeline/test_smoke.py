@@ -1,0 +1,166 @@
+"""The real pipeline, small: it builds, does nothing twice, and gives the same bytes whatever happens on the way."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clone import IDENTITY, clone, environment, lock_hashes, read_json, run
+
+pytestmark = pytest.mark.slow
+
+DYING = """
+import os, signal, sys
+from flows.console import Terminal
+from procap.training import loop
+
+loop.CHECKPOINT_SECONDS = 0.0
+shown = Terminal.progress
+
+def progress(self, items, what, total=None, done=0):
+    for number, item in enumerate(shown(self, items, what, total, done)):
+        if number == 47:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield item
+
+Terminal.progress = progress
+from flows.stage import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A stage that is killed after 47 updates, and keeps its state whenever it may."""
+
+
+def ran(output: str) -> list[str]:
+    """The stages that ``dvc repro`` says it ran."""
+    return re.findall(r"Running stage '([^']+)'", output)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    folder = clone(tmp_path_factory.mktemp("built"))
+    run(folder, "dvc", "repro")
+    return folder
+
+
+def test_every_step_leaves_what_it_promises(built):
+    for path in (
+        "prepare/pairs.parquet", "prepare/vocabulary.json", "prepare/scenes.jsonl", "validate/report.json",
+        "validate/docs", "sample/kept.npy", "tokenizer/vqgan.safetensors", "pretrain/encoder.safetensors",
+        "caption/static/bundle/manifest.json", "caption/procap/bundle/manifest.json", "evaluate/procap/page.html",
+    ):  # fmt: skip
+        assert (built / "data" / path).exists(), path
+    for captioner in ("static", "procap"):
+        scores = read_json(built / "data" / "evaluate" / captioner / "metrics.json")
+        expected = {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr"}
+        assert expected <= set(scores) | set(scores["skipped"])
+        assert 0 <= scores["change_accuracy"] <= 1
+        assert 0 <= scores["change_type_accuracy"] <= 1
+        assert scores["per_type"]
+        assert not {name for name in scores["skipped"] if scores.get(name) == 0}, "what is skipped is no zero"
+
+
+def test_each_captioner_is_registered_and_the_better_on_validation_is_the_challenger(built):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    versions = {v.tags["captioner"]: v for v in client.search_model_versions("name = 'procap'")}
+    assert set(versions) == {"static", "procap"}
+    cider = {name: read_json(built / "data" / "caption" / name / "metrics.json")["CIDEr"] for name in versions}
+    challenger = client.get_model_version_by_alias("procap", "challenger").tags["captioner"]
+    assert cider[challenger] == max(cider.values())
+    for version in versions.values():
+        assert version.tags["procap.verified"] == "true"
+        assert {"git.commit", "dataset", "val.CIDEr", "test.change_accuracy"} <= set(version.tags)
+
+
+def test_every_executed_step_is_a_run_that_says_where_it_came_from(built):
+    from mlflow import MlflowClient
+
+    from flows.lineage import outputs
+
+    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("procap/rendered")
+    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
+    steps = {run.info.run_name: run for run in runs if "procap.step" in run.data.tags}
+    assert len(steps) == 12
+    assert len({run.data.tags["mlflow.parentRunId"] for run in steps.values()}) == 1
+    assert steps["tokenize"].data.tags["dvc.deps.interpolate"] == outputs(built)["data/interpolate"]
+    assert steps["caption@procap"].data.params["caption.batch"] == "4"
+    curve = client.get_metric_history(steps["caption@procap"].info.run_id, "val_CIDEr")
+    assert [point.step for point in curve] == [30, 60]
+
+
+def test_a_commit_leaves_a_clean_tree_and_finalize_finds_every_run(built):
+    subprocess.run(["git", "add", "-A"], cwd=built, check=True)
+    subprocess.run(["git", *IDENTITY, "commit", "-qm", "built"], cwd=built, check=True)
+    kept = subprocess.run(["git", "ls-files", "data"], cwd=built, capture_output=True, text=True, check=True).stdout
+    assert "data/evaluate/procap/metrics.json" in kept
+    assert ".npy" not in kept
+    assert ".safetensors" not in kept
+    said = run(built, "procap", "finalize")
+    assert len(said.splitlines()) == 12
+    assert "no run here" not in said
+    assert run(built, "procap", "doctor").count("none without a process") == 1
+    assert "challenger" in run(built, "procap", "metrics")
+
+
+def test_a_second_repro_does_nothing(built):
+    start = time.monotonic()
+    assert not ran(run(built, "dvc", "repro"))
+    assert time.monotonic() - start < 60, "2 s on an idle machine"
+
+
+def test_killed_at_pretrain_and_caption_a_rebuild_gives_the_same_bytes(built, tmp_path):
+    again = clone(tmp_path / "again")
+    run(again, "dvc", "repro", "tokenize")
+    for stage, words in (("pretrain", ["pretrain"]), ("caption@procap", ["caption", "--captioner", "procap"])):
+        more = {"PYTHONPATH": str(again)}
+        died = subprocess.run([sys.executable, "-c", DYING, *words], cwd=again, env=environment(more), timeout=600)
+        assert died.returncode == -9
+        said = run(again, "dvc", "repro", stage)
+        assert "continuing at update 40 of 60" in said
+    run(again, "dvc", "repro")
+    assert lock_hashes(again) == lock_hashes(built)
+    assert "closed" in run(again, "procap", "doctor", "--fix") or "none without" in run(again, "procap", "doctor")
+
+
+def test_a_parameter_of_caption_runs_again_what_follows_from_it(built):
+    params = built / "params.yaml"
+    before = params.read_text()
+    try:
+        params.write_text(before.replace("dropout: 0.1", "dropout: 0.2"))
+        assert set(ran(run(built, "dvc", "repro"))) == {
+            "caption@static", "caption@procap", "evaluate@static", "evaluate@procap", "register",
+        }  # fmt: skip
+    finally:
+        params.write_text(before)
+    said = run(built, "dvc", "repro")
+    assert "register" in ran(said), "back again: from the cache, and registered as the versions that exist"
+    assert len(read_json(built / "data" / "register" / "versions.json")) == 2
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    assert len(client.search_model_versions("name = 'procap'")) == 4
+
+
+def test_a_corpus_that_fails_validation_stops_the_pipeline(tmp_path):
+    folder = clone(tmp_path / "bad")
+    run(folder, "dvc", "repro", "prepare")
+    import pandas as pd
+
+    table = pd.read_parquet(folder / "data" / "prepare" / "pairs.parquet")
+    table.loc[1, "id"] = table.loc[0, "id"]
+    path = folder / "data" / "prepare" / "pairs.parquet"
+    path.unlink()  # DVC's own files are read-only links
+    table.to_parquet(path, index=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.stage", "validate"],
+        cwd=folder, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert table.loc[0, "id"] in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_json(folder / "data" / "validate" / "report.json")["critical"] > 0, "written for whoever mends it"
