@@ -1,0 +1,78 @@
+"""Networks small enough for a test, with weights from a seed."""
+
+import torch
+
+from procap.captioners import captioner_class
+from procap.models.build import build
+from procap.models.caption_decoder import CaptionDecoder, DecoderConfig
+from procap.models.encoder_decoder import EncoderDecoderConfig
+from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
+from procap.models.vqgan import VQGAN, VQGANConfig
+
+VQGAN_CONFIG = VQGANConfig(32, (1, 1, 2, 1), 1, 16, 8, 32)
+"""A grid of 4 x 4 tokens, 16 codes of width 8."""
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def encoder_config(frames: int = 4, **changes: int) -> EncoderConfig:
+    sizes = {
+        "frames": frames, "grid": 4, "feature_width": 8, "codes": 16, "vocabulary": 20, "words": 7,
+        "width": 32, "layers": 2, "heads": 4,
+    }  # fmt: skip
+    return EncoderConfig(**(sizes | changes))
+
+
+def decoder_config(vocabulary: int = 20, words: int = 7, dropout: float = 0.0) -> DecoderConfig:
+    return DecoderConfig(vocabulary, words, memory_width=32, width=32, layers=2, heads=4, dropout=dropout)
+
+
+def small_encoder(seed: int = 0, **changes: int) -> ProcedureEncoder:
+    encoder = build(lambda: ProcedureEncoder(encoder_config(**changes)), generator(seed))
+    with torch.no_grad():
+        encoder.query.normal_(generator=generator(seed))  # it starts at zero, which hides what it does
+    return encoder
+
+
+def small_decoder(seed: int = 0, **changes: int) -> CaptionDecoder:
+    """Its words differ more in likelihood than those of a network that is fresh."""
+    decoder = build(lambda: CaptionDecoder(decoder_config(**changes)), generator(seed))
+    with torch.no_grad():
+        decoder.bias.normal_(generator=generator(seed))
+        decoder.embedding.weight.mul_(2)
+    return decoder
+
+
+def small_vqgan(seed: int = 0) -> VQGAN:
+    return build(lambda: VQGAN(VQGAN_CONFIG), generator(seed)).eval()
+
+
+def captioner_config(name: str, vocabulary: int = 20, words: int = 7) -> EncoderDecoderConfig:
+    frames = 4 if captioner_class(name).pretrained else 2
+    return EncoderDecoderConfig(
+        encoder_config(frames, vocabulary=vocabulary, words=words), decoder_config(vocabulary, words), 0.0
+    )
+
+
+def small_captioner(name: str, seed: int = 0, **changes: int) -> torch.nn.Module:
+    return build(lambda: captioner_class(name)(captioner_config(name, **changes)), generator(seed))
+
+
+def features(b: int, t: int = 2, n: int = 16, c: int = 8, seed: int = 0) -> torch.Tensor:
+    return torch.randn(b, t, n, c, generator=generator(seed))
+
+
+def sentences(b: int, vocabulary: int = 20, words: int = 7, seed: int = 0) -> torch.Tensor:
+    """[BOS], one to ``words - 2`` words, [EOS], [PAD]; no two alike at the start."""
+    from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS
+
+    draw = generator(seed)
+    out = torch.full((b, words), PAD)
+    for row in range(b):
+        length = int(torch.randint(1, words - 1, (), generator=draw))
+        out[row, 1 : length + 1] = torch.randint(len(SPECIALS), vocabulary, (length,), generator=draw)
+        out[row, 1] = len(SPECIALS) + row % (vocabulary - len(SPECIALS))
+        out[row, 0], out[row, length + 1] = BOS, EOS
+    return out
