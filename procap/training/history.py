@@ -10,7 +10,7 @@ def write_history(path: Path, history: list[dict[str, Any]]) -> None:
     """CSV with one row per reading: step, split, name, value; the form ``dvc plots`` draws."""
     rows = ["step,split,name,value"]
     for row in history:
-        for name, value in row.items():
+        for name, value in sorted(row.items()):  # a resumed run read its rows back in another order
             if name not in ("step", "split"):
                 rows.append(f"{row['step']},{row['split']},{name},{value:.6g}")
     write_text(path, "\n".join(rows) + "\n")
