@@ -1,5 +1,7 @@
 """Networks small enough for a test, with weights from a seed."""
 
+from typing import TypeVar
+
 import torch
 
 from procap.captioners import captioner_class
@@ -9,6 +11,8 @@ from procap.models.encoder_decoder import EncoderDecoderConfig
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
 from procap.models.vqgan import VQGAN, VQGANConfig
 
+M = TypeVar("M", bound=torch.nn.Module)
+
 VQGAN_CONFIG = VQGANConfig(32, (1, 1, 2, 1), 1, 16, 8, 32)
 """A grid of 4 x 4 tokens, 16 codes of width 8."""
 
@@ -17,10 +21,19 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def shaken(module: M, strength: float = 0.15, seed: int = 0) -> M:
+    """The module with noise on every weight, so that none is zero or special as first weights may be."""
+    draw = generator(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(strength * torch.randn(weight.shape, generator=draw))
+    return module
+
+
 def encoder_config(frames: int = 4, **changes: int) -> EncoderConfig:
     sizes = {
         "frames": frames, "grid": 4, "feature_width": 8, "codes": 16, "vocabulary": 20, "words": 7,
-        "width": 32, "layers": 2, "heads": 4,
+        "width": 48, "layers": 2, "heads": 4,
     }  # fmt: skip
     return EncoderConfig(**(sizes | changes))
 
@@ -30,19 +43,11 @@ def decoder_config(vocabulary: int = 20, words: int = 7, dropout: float = 0.0) -
 
 
 def small_encoder(seed: int = 0, **changes: int) -> ProcedureEncoder:
-    encoder = build(lambda: ProcedureEncoder(encoder_config(**changes)), generator(seed))
-    with torch.no_grad():
-        encoder.query.normal_(generator=generator(seed))  # it starts at zero, which hides what it does
-    return encoder
+    return shaken(build(lambda: ProcedureEncoder(encoder_config(**changes)), generator(seed)), seed=seed)
 
 
 def small_decoder(seed: int = 0, **changes: int) -> CaptionDecoder:
-    """Its words differ more in likelihood than those of a network that is fresh."""
-    decoder = build(lambda: CaptionDecoder(decoder_config(**changes)), generator(seed))
-    with torch.no_grad():
-        decoder.bias.normal_(generator=generator(seed))
-        decoder.embedding.weight.mul_(2)
-    return decoder
+    return shaken(build(lambda: CaptionDecoder(decoder_config(**changes)), generator(seed)), 0.3, seed)
 
 
 def small_vqgan(seed: int = 0) -> VQGAN:
@@ -61,7 +66,9 @@ def small_captioner(name: str, seed: int = 0, **changes: int) -> torch.nn.Module
 
 
 def features(b: int, t: int = 2, n: int = 16, c: int = 8, seed: int = 0) -> torch.Tensor:
-    return torch.randn(b, t, n, c, generator=generator(seed))
+    """Every pair has something that shows at all its places, so that pairs differ on average, too."""
+    draw = generator(seed)
+    return torch.randn(b, t, n, c, generator=draw) + 2 * torch.randn(b, 1, 1, c, generator=draw)
 
 
 def sentences(b: int, vocabulary: int = 20, words: int = 7, seed: int = 0) -> torch.Tensor:

@@ -24,6 +24,8 @@ from procap.shapes import UInt8
 from procap.training.checkpoint import load_tensors, save_tensors
 
 FORMAT = 1
+FILES = ("captioner.safetensors", "config.json", "provenance.json", "vocabulary.json", "vqgan.safetensors")
+"""Of a bundle, besides its manifest."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Bundle:
     @torch.no_grad()
     def imagine(
         self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]
-    ) -> UInt8[np.ndarray, "b k h w 3"] | None:
-        """The frames that the captioner imagines between before and after; None where it imagines none."""
+    ) -> UInt8[np.ndarray, "b k h2 w2 3"] | None:
+        """The frames that the captioner imagines, in the size that it works with; None where it imagines none."""
         if not hasattr(self.captioner, "imagine_tokens"):
             return None
         tokens = self.captioner.imagine_tokens(self.features(before, after)).argmax(-1)
@@ -111,8 +113,7 @@ def write_bundle(
             "precision": str(precision).removeprefix("torch."),
         }
         write_json(fresh / "config.json", settings)
-        files = sorted(path.name for path in fresh.iterdir())
-        write_json(fresh / "manifest.json", {file: file_digest(fresh / file) for file in files})
+        write_json(fresh / "manifest.json", {file: file_digest(fresh / file) for file in FILES})
 
 
 def bundle_digest(folder: Path) -> str:
@@ -157,7 +158,7 @@ def _check_manifest(folder: Path) -> None:
             expected="a folder with manifest.json, config.json and *.safetensors",
             do="name the folder data/caption/<captioner>/bundle, or run `dvc repro caption`",
         )
-    for file, digest in json.loads(manifest.read_text(encoding="utf-8")).items():
+    for file, digest in _digests(manifest).items():
         path = folder / file
         found = file_digest(path) if path.exists() else "no file"
         if found != digest:
@@ -167,6 +168,21 @@ def _check_manifest(folder: Path) -> None:
                 expected=f"sha256 {digest}, found {found}",
                 do="copy the bundle again, or `dvc checkout` it",
             )
+
+
+def _digests(manifest: Path) -> dict[str, str]:
+    try:
+        digests = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError:
+        digests = None
+    if not isinstance(digests, dict) or set(digests) != set(FILES):
+        raise BadInput(
+            "the bundle's manifest is not what was written",
+            where=str(manifest),
+            expected=f"JSON with the sha256 of {', '.join(FILES)}",
+            do="copy the bundle again, or `dvc checkout` it",
+        )
+    return digests
 
 
 def read_vqgan(weights: Path, config: Mapping[str, Any]) -> VQGAN:
