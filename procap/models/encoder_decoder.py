@@ -7,6 +7,7 @@ from einops import rearrange
 from torch import nn
 
 from procap.models.caption_decoder import CaptionDecoder, DecoderConfig, Past
+from procap.models.layers import without_biases
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
 from procap.shapes import Float, Tensor, Words
 
@@ -31,6 +32,32 @@ class EncoderDecoder(nn.Module):
         self.encoder = ProcedureEncoder(config.encoder)
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out), nn.LayerNorm(out))
         self.decoder = CaptionDecoder(config.decoder)
+        self.start()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """First weights: the decoder looks where the encoder's first block found the two pictures to differ.
+
+        The projection turns the size of the difference into one number of the memory, which every head of the
+        decoder takes as a score (our formulation; see ``compare_ends``).
+        """
+        without_biases(self.projection)
+        without_biases(self.decoder)
+        third = self.config.encoder.width // 3
+        first, second = self.projection[0].weight, self.projection[2].weight
+        first[: 2 * third] = 0
+        first[:third, 2 * third : 3 * third] = torch.eye(third)
+        first[third : 2 * third, 2 * third : 3 * third] = -torch.eye(third)
+        second[0] = 0
+        second[0, : 2 * third] = 6 / third
+        self.projection[2].bias[0] = -1
+        for block in self.decoder.blocks:
+            attention = block.cross_attention
+            score = torch.arange(0, self.config.decoder.width, self.config.decoder.width // attention.heads)
+            attention.key_value.weight[score] = 0
+            attention.key_value.weight[score, 0] = 2
+            attention.query.weight[score] = 0
+            attention.query.bias[score] = 2
 
     def memory(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b m d"]:
         """The imagined procedure, every place of every frame, as the decoder reads it."""

@@ -75,12 +75,13 @@ class EncoderBlock(nn.Module):
         return x + self.feed(self.norm_feed(x))
 
 
-def place_matching(attention: Attention) -> None:
-    """Start self-attention so that a place looks at places like itself ("mimetic", Trockman & Kolter, 2023).
+def start_silent(linear: nn.Linear) -> None:
+    """Let a residual branch begin as nothing, so that what is there already passes through unchanged."""
+    nn.init.zeros_(linear.weight)
 
-    Queries and keys begin as the same projection, so that equal positions attract one another: a place of the
-    after frame finds the same place of the before frame from the first update on.
-    """
-    width = attention.query.weight.shape[0]
-    with torch.no_grad():
-        attention.key_value.weight[:width].copy_(attention.query.weight)
+
+def without_biases(module: nn.Module) -> None:
+    """All linear layers begin without a bias, so that nothing in gives nothing out."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -6,7 +6,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from procap.models.layers import EncoderBlock, place_matching
+from procap.models.layers import Attention, EncoderBlock, start_silent, without_biases
 from procap.shapes import Bool, Features, Float, Tensor, Words
 
 
@@ -48,16 +48,55 @@ class Encoded:
 
 
 class AxialPositions(nn.Module):
-    """One learned vector per frame, row and column, added up."""
+    """One learned vector per frame, row and column, added up.
+
+    They begin at right angles to one another, in the first third of the width.
+    """
 
     def __init__(self, frames: int, grid: int, width: int) -> None:
         super().__init__()
-        self.frame = nn.Parameter(torch.randn(frames, 1, 1, width) * 0.5)
-        self.row = nn.Parameter(torch.randn(1, grid, 1, width))
-        self.column = nn.Parameter(torch.randn(1, 1, grid, width))
+        start = torch.zeros(frames + 2 * grid, width)
+        third = width // 3
+        start[:, :third] = nn.init.orthogonal_(torch.empty(len(start), third)) * third**0.5
+        frame, row, column = start.split([frames, grid, grid])
+        self.frame = nn.Parameter(frame.reshape(frames, 1, 1, width).clone())
+        self.row = nn.Parameter(row.reshape(1, grid, 1, width).clone())
+        self.column = nn.Parameter(column.reshape(1, 1, grid, width).clone())
 
     def forward(self) -> Float[Tensor, "t n d"]:
         return rearrange(self.frame + self.row + self.column, "t row column d -> t (row column) d")
+
+
+SHARPNESS = 8.0
+"""Score that a matching row, column or frame adds, before the softmax."""
+
+
+def compare_ends(attention: Attention, positions: AxialPositions) -> None:
+    """Let the first block begin as a comparison of the two real pictures (our formulation).
+
+    A vector's first third says where it is, the second what is there, the third is empty. The first head looks
+    from every place at the same place of the before frame, the second at that of the after frame; together they
+    write after minus before into the third third. Training may change all of it. Without such a start, finding
+    out that equal places must be compared takes a small model thousands of updates. In the spirit of the
+    "mimetic" initialisation (Trockman & Kolter, 2023).
+    """
+    width = attention.query.weight.shape[0]
+    third = width // 3
+    place, content, difference = (slice(i * third, (i + 1) * third) for i in range(3))
+    identity = torch.eye(third)
+    scale = (SHARPNESS / third**0.5) ** 0.5
+    with torch.no_grad():
+        keys, values = attention.key_value.weight[:width], attention.key_value.weight[width:]
+        for head, frame, sign in ((place, 0, -1.0), (content, -1, 1.0)):
+            for weight in (attention.query.weight, keys, values):
+                weight[head] = 0
+            attention.query.weight[head, place] = scale * identity
+            keys[head, place] = scale * identity
+            attention.query.bias[head] = 2 * scale * positions.frame[frame, 0, 0, place]
+            values[head, content] = identity
+            attention.out.weight[:, head] = 0
+            attention.out.weight[difference, head] = sign * identity
+        attention.out.weight[:, difference] *= 0.1
 
 
 class ProcedureEncoder(nn.Module):
@@ -75,12 +114,26 @@ class ProcedureEncoder(nn.Module):
         self.word_positions = nn.Parameter(torch.randn(config.words, width))
         self.align = nn.Parameter(torch.randn(width))
         self.csy = nn.Parameter(torch.randn(width))
-        self.blocks = nn.ModuleList(EncoderBlock(width, config.heads) for _ in range(config.layers))
-        for block in self.blocks:
-            place_matching(block.attention)
+        self.blocks = nn.ModuleList(EncoderBlock(width, config.heads if i else 3) for i in range(config.layers))
         self.token_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, config.codes))
         self.align_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
         self.csy_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
+        self.start()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """First weights: a comparison of the ends, and nothing else that is loud."""
+        without_biases(self)
+        third = self.config.width // 3
+        content = nn.init.orthogonal_(torch.empty(third, self.config.feature_width))
+        self.feature_embedding.weight.zero_()
+        self.feature_embedding.weight[third : 2 * third] = content * (self.config.feature_width / third) ** 0.5
+        self.query[third : 2 * third].normal_()
+        compare_ends(self.blocks[0].attention, self.positions)
+        for block in self.blocks:
+            start_silent(block.feed[2])
+        for block in self.blocks[1:]:
+            start_silent(block.attention.out)
 
     def embed_frames(self, features: Features, kept: Bool[Tensor, "b t n"] | None) -> Float[Tensor, "b t n d"]:
         """Frames as vectors; where ``kept`` is False the query stands in for what is hidden."""

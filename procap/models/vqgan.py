@@ -57,8 +57,7 @@ class VQGAN(nn.Module):
 
     def encode(self, pictures: Pictures) -> Float[Tensor, "b c h2 w2"]:
         """Features of pictures in [0, 1], before ``quant_conv``."""
-        pictures = (2 * pictures - 1).contiguous(memory_format=torch.channels_last)
-        return self.encoder(pictures)
+        return self.encoder(2 * pictures - 1)
 
     def features(self, encoded: Float[Tensor, "b c h2 w2"]) -> Float[Tensor, "b n c"]:
         """``encode``'s result as a sequence, row by row."""

@@ -22,6 +22,9 @@ from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
 from procap.training.vqgan_objective import Adversary, revive_codes, start_codes
 
+PLAIN = 0.4
+"""Share of the updates before the codebook joins: encoder and decoder first learn to draw at all."""
+
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
     """Write ``data/tokenizer``: vqgan.safetensors, vqgan.json, metrics.json, history.csv."""
@@ -82,7 +85,7 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
         params.prepare.image_size,
     )  # fmt: skip
     generator = torch_generator(params.seed, "tokenizer")
-    vqgan = build(lambda: VQGAN(config), generator).to(runtime.device, memory_format=torch.channels_last)
+    vqgan = build(lambda: VQGAN(config), generator).to(runtime.device)
     adversary = Adversary(settings.adversarial, round(settings.adversarial_start * settings.steps), settings.codes, generator)
     adversary.to(runtime.device)
     both = torch.nn.ModuleDict({"vqgan": vqgan, "discriminator": adversary.network, "usage": adversary.usage})
@@ -91,14 +94,14 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
         [p for p in both.parameters() if p.requires_grad],
         lr=settings.learning_rate, betas=(0.5, 0.9), weight_decay=0.0,
     )  # fmt: skip
-    warmup_codes = max(1, settings.steps // 20)
+    warmup_codes = max(1, round(PLAIN * settings.steps))
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
         pictures = frames.pictures(batch_rows(step, len(frames), settings.batch, params.seed)).to(runtime.device)
         with runtime.autocast():
             if step == warmup_codes:
                 start_codes(vqgan, pictures, generator)
-            elif step > warmup_codes and step % 50 == 0 and step < 0.8 * settings.steps:
+            elif step > warmup_codes and step % 50 == 0 and step < 0.9 * settings.steps:
                 revive_codes(vqgan, adversary.usage, pictures, generator)
             return adversary.terms(vqgan, pictures, step, plain=step < warmup_codes)
 
