@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -34,7 +34,7 @@ class Terminal(Silent):
             self._line(("" if step is None else f"update {step}: ") + self.latest)
 
     def progress(self, items: Iterable[T], what: str, total: int | None = None, done: int = 0) -> Iterator[T]:
-        if total is None and hasattr(items, "__len__"):
+        if total is None and isinstance(items, Sized):
             total = len(items) + done
         if self.out.isatty() and self.bar is None:
             yield from self._watched(items, what, total, done)
@@ -105,7 +105,7 @@ class Everyone:
             report.note(text)
 
     def progress(self, items: Iterable[T], what: str, total: int | None = None, done: int = 0) -> Iterator[T]:
-        if total is None and hasattr(items, "__len__"):
+        if total is None and isinstance(items, Sized):
             total = len(items) + done
         for report in self.reports:
             items = report.progress(items, what, total, done)

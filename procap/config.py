@@ -57,8 +57,8 @@ class Scenes(Section):
 
 
 class Prepare(Section):
-    image_size: Annotated[int, Field(ge=32, le=512, multiple_of=16)] = Field(description="pixels; pictures become square")
-    words: Annotated[int, Field(ge=6, le=128)] = Field(description="longest caption the models take, two marks included")
+    image_size: Annotated[int, Field(ge=32, le=512, multiple_of=16)] = Field(description="pixels; pictures are square")
+    words: Annotated[int, Field(ge=6, le=128)] = Field(description="longest caption, its two marks included")
     min_count: Count = Field(description="a word seen fewer times in the training captions is [UNK]")
     limit: Count | None = Field(description="use only the first pairs of a corpus on disk; null: all")
     scenes: Scenes
@@ -89,7 +89,7 @@ class Tokenizer(Section):
 
     checkpoint: str | None = Field(description="taming-transformers checkpoint to import; null: train one here")
     channels: Annotated[int, Field(multiple_of=32, ge=32)] = Field(description="of the first level")
-    multipliers: tuple[Count, ...] = Field(description="channels per level; each level but the first halves the picture")
+    multipliers: tuple[Count, ...] = Field(description="per level; each but the first halves the picture")
     blocks: Count = Field(description="residual blocks per level")
     codes: Annotated[int, Field(ge=2, le=16384)] = Field(description="entries of the codebook")
     code_width: Count = Field(description="width of a feature and of a code")
@@ -112,7 +112,9 @@ class Tokenize(Section):
 class Pretrain(Section):
     """Stage 1, explicit procedure modelling."""
 
-    width: Annotated[int, Field(multiple_of=8)] = Field(description="d of the procedure encoder")
+    width: Annotated[int, Field(multiple_of=12, ge=12)] = Field(
+        description="d of the procedure encoder; its first block starts with three heads, hence multiples of 12"
+    )
     layers: Count
     heads: Count
     steps: Count
@@ -176,7 +178,7 @@ class Register(Section):
 
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"]
-    threads: Annotated[int, Field(ge=0)] = Field(description="CPU threads; 0: all cores. Part of what results depend on")
+    threads: Annotated[int, Field(ge=0)] = Field(description="CPU threads; 0: all cores. Results depend on it")
     precision: Literal["float32", "bfloat16"] = Field(description="of matrix products in training and encoding")
 
 
@@ -202,7 +204,8 @@ class Params(Section):
     def _consistent(self) -> "Params":
         if self.sample.kept > self.interpolate.frames:
             raise ValueError(
-                f"sample.kept: {self.sample.kept} frames cannot be kept of interpolate.frames = {self.interpolate.frames}"
+                f"sample.kept: {self.sample.kept} frames cannot be kept of "
+                f"interpolate.frames = {self.interpolate.frames}"
             )
         if self.prepare.image_size % self.tokenizer.reduction:
             raise ValueError(
@@ -267,9 +270,14 @@ def check_params(raw: dict[str, Any], where: str) -> Params:
             problems[0][0],
             where="; ".join(f"{where}: {key}" for _, key, _ in problems),
             expected="; ".join(dict.fromkeys(allowed for *_, allowed in problems)),
-            do="mend params.yaml, or write a preset with `procap preset <name>`"
-            + (f" ({len(problems)} problems in all: " + "; ".join(p[0] for p in problems) + ")" if problems[1:] else ""),
+            do="mend params.yaml, or write a preset with `procap preset <name>`" + _all(problems),
         ) from None
+
+
+def _all(problems: list[tuple[str, str, str]]) -> str:
+    if len(problems) == 1:
+        return ""
+    return f" ({len(problems)} problems in all: " + "; ".join(what for what, *_ in problems) + ")"
 
 
 def _explain(problem: Any, raw: dict[str, Any]) -> tuple[str, str, str]:

@@ -27,7 +27,7 @@ change_type  one of CHANGE_TYPES, NO_CHANGE or UNKNOWN_CHANGE
 captions     list of sentences, any of which describes the pair
 before       row in the ``images`` shards (uint8, h w 3)
 after        likewise
-mask         row in the ``masks`` shards (uint8, h w; 255 where the change is visible, before and after united), -1: none
+mask         row in the ``masks`` shards (uint8, h w; 255 where the change shows, before and after united), -1: none
 """
 
 

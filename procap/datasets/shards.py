@@ -96,7 +96,7 @@ class Shards(Sequence):
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def __getitem__(self, row):  # noqa: ANN001, ANN204 - int, slice or array of row numbers
+    def __getitem__(self, row):
         if isinstance(row, slice):
             return self.rows(np.arange(*row.indices(len(self))))
         if isinstance(row, (int, np.integer)):

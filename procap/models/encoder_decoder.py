@@ -51,9 +51,10 @@ class EncoderDecoder(nn.Module):
         second[0] = 0
         second[0, : 2 * third] = 6 / third
         self.projection[2].bias[0] = -1
+        width, heads = self.config.decoder.width, self.config.decoder.heads
+        score = torch.arange(0, width, width // heads)
         for block in self.decoder.blocks:
             attention = block.cross_attention
-            score = torch.arange(0, self.config.decoder.width, self.config.decoder.width // attention.heads)
             attention.key_value.weight[score] = 0
             attention.key_value.weight[score, 0] = 2
             attention.query.weight[score] = 0

@@ -1,6 +1,7 @@
 """The procedure encoder (paper, section 3.1): keyframes, some of them hidden, and the caption, in one sequence."""
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from einops import rearrange
@@ -129,11 +130,12 @@ class ProcedureEncoder(nn.Module):
         self.feature_embedding.weight.zero_()
         self.feature_embedding.weight[third : 2 * third] = content * (self.config.feature_width / third) ** 0.5
         self.query[third : 2 * third].normal_()
-        compare_ends(self.blocks[0].attention, self.positions)
-        for block in self.blocks:
+        first: Any = self.blocks[0]
+        compare_ends(first.attention, self.positions)
+        for block in cast(Any, self.blocks):
             start_silent(block.feed[2])
-        for block in self.blocks[1:]:
-            start_silent(block.attention.out)
+            if block is not first:
+                start_silent(block.attention.out)
 
     def embed_frames(self, features: Features, kept: Bool[Tensor, "b t n"] | None) -> Float[Tensor, "b t n d"]:
         """Frames as vectors; where ``kept`` is False the query stands in for what is hidden."""

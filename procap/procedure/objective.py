@@ -94,7 +94,7 @@ def objective(
     *,
     generator: torch.Generator,
 ) -> tuple[dict[str, Scalar], dict[str, float]]:
-    """(weighted terms to sum, readings): one encoder pass over the batch, its swapped captions and its warped frames."""
+    """(weighted terms to sum, readings): one pass over the batch, its swapped captions and its warped frames."""
     b, t, _, _ = batch.features.shape
     kept, strategy = mask_keyframes(
         b, t, encoder.config.grid, masking.probabilities, masking.patch_masked, generator
@@ -111,12 +111,13 @@ def objective(
     true, swapped, _ = encoder.align_head(encoded.align).float().squeeze(-1).chunk(3)
     consistent, _, broken = encoder.csy_head(encoded.csy).float().squeeze(-1).chunk(3)
     logits = encoder.token_head(encoded.frames[:b][~kept]).float()
-    msm = F.cross_entropy(logits, batch.tokens[~kept])
+    hidden = max(1, len(logits))
+    msm = F.cross_entropy(logits, batch.tokens[~kept], reduction="sum") / hidden
     align, align_accuracy = _discrimination(true, swapped, differs & seen)
     csy, csy_accuracy = _discrimination(consistent, broken, inconsistent_ & seen)
     terms = {"msm": weights.msm * msm, "align": weights.align * align, "csy": weights.csy * csy}
     with torch.no_grad():
-        right = (logits.argmax(-1) == batch.tokens[~kept]).float().mean()
+        right = (logits.argmax(-1) == batch.tokens[~kept]).sum() / hidden
     readings = {
         "msm_loss": msm, "align_loss": align, "csy_loss": csy,
         "msm_accuracy": right, "align_accuracy": align_accuracy, "csy_accuracy": csy_accuracy,

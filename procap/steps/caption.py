@@ -123,7 +123,7 @@ class _Training:
         return Batch(features, self.captions.draw(rows, generator).to(self.device))
 
 
-def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, vocabulary: Vocabulary, runtime: Runtime):  # noqa: ANN202
+def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, vocabulary: Vocabulary, runtime: Runtime):
     """A function that captions the selection split greedily and gives its CIDEr (x100)."""
     pairs = Pairs.read(data / "prepare").split(params.caption.selection)
     references = {row.id: list(row.captions) for row in pairs.table.itertuples()}

@@ -120,7 +120,8 @@ def load_encoder(folder: Path, config: EncoderConfig) -> dict[str, torch.Tensor]
     """Stage 1's weights, after checking that they are of these sizes."""
     there = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
     if there != asdict(config):
-        different = {name: (there.get(name), value) for name, value in asdict(config).items() if there.get(name) != value}
+        wanted = asdict(config)
+        different = {name: (there.get(name), wanted[name]) for name in wanted if there.get(name) != wanted[name]}
         raise BadInput(
             f"stage 1 was trained with other sizes: {different}",
             where=str(folder / "encoder.json"),

@@ -44,7 +44,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     with atomic_folder(data / "tokenizer") as fresh:
         save_tensors(fresh / "vqgan.safetensors", dict(vqgan.state_dict()))
         write_json(fresh / "vqgan.json", asdict(vqgan.config))
-        write_json(fresh / "metrics.json", {**metrics, "weights": count_weights(vqgan), "best_step": progress.best_step})
+        write_json(fresh / "metrics.json", {**metrics, "weights": count_weights(vqgan)})
         write_history(fresh / "history.csv", progress.history)
     report.metrics(metrics)
     report.picture("reconstructions.png", pictures)
@@ -86,7 +86,8 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
     )  # fmt: skip
     generator = torch_generator(params.seed, "tokenizer")
     vqgan = build(lambda: VQGAN(config), generator).to(runtime.device)
-    adversary = Adversary(settings.adversarial, round(settings.adversarial_start * settings.steps), settings.codes, generator)
+    joins = round(settings.adversarial_start * settings.steps)
+    adversary = Adversary(settings.adversarial, joins, settings.codes, generator)
     adversary.to(runtime.device)
     both = torch.nn.ModuleDict({"vqgan": vqgan, "discriminator": adversary.network, "usage": adversary.usage})
     frames, held_out = _Frames(data, "train"), _Frames(data, "val")
@@ -117,7 +118,7 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
 
 
 @torch.no_grad()
-def _measure(vqgan: VQGAN, frames: _Frames, runtime: Runtime, pictures: int = 256):  # noqa: ANN202
+def _measure(vqgan: VQGAN, frames: _Frames, runtime: Runtime, pictures: int = 256):
     """(numbers, a picture of frames above their reconstructions) on frames of the validation split."""
     from PIL import Image
 
@@ -135,9 +136,9 @@ def _measure(vqgan: VQGAN, frames: _Frames, runtime: Runtime, pictures: int = 25
     counts = torch.bincount(torch.cat(used), minlength=vqgan.config.codes).float()
     shares = counts / counts.sum()
     perplexity = float(torch.exp(-(shares * shares.clamp(min=1e-9).log()).sum()))
-    numbers = {
+    measured = {
         "reconstruction": float(torch.cat(errors).mean()),
         "perplexity": perplexity,
         "codes_used": float((counts > 0).float().mean()),
     }
-    return numbers, Image.fromarray(strip)
+    return measured, Image.fromarray(strip)

@@ -193,7 +193,7 @@ def read_vqgan(weights: Path, config: Mapping[str, Any]) -> VQGAN:
     with contextlib.redirect_stdout(io.StringIO()):
         vqgan = VQGAN(from_json(VQGANConfig, config))
     vqgan.load_state_dict(load_tensors(weights)[0])
-    return frozen(vqgan).to(memory_format=torch.channels_last)
+    return frozen(vqgan).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def from_json(kind: Any, values: Mapping[str, Any]) -> Any:

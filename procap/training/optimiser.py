@@ -1,6 +1,7 @@
 """AdamW with the usual exceptions from weight decay."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,8 @@ def adamw(parts: Sequence[tuple[nn.Module, float]], weight_decay: float) -> torc
 
     Matrices decay; vectors (biases, norms, learned single vectors) do not.
     """
-    groups, seen = [], set()
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
     for module, rate in parts:
         fresh = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
         seen.update(map(id, fresh))

@@ -15,12 +15,12 @@ class _Reverse(torch.autograd.Function):
     """Identity whose gradient changes sign: one optimiser trains both sides of the game."""
 
     @staticmethod
-    def forward(ctx, x, weight):  # noqa: ANN001, ANN205
+    def forward(ctx, x, weight):
         ctx.weight = weight
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+    def backward(ctx, gradient):
         return -ctx.weight * gradient, None
 
 
@@ -65,7 +65,7 @@ class Adversary:
             seen = torch.bincount(tokens.flatten(), minlength=vqgan.config.codes)
             self.usage.counts.mul_(0.98).add_(seen)
         reconstruction = F.l1_loss(drawn, truth) + F.mse_loss(drawn, truth)
-        edges = sum(F.l1_loss(drawn.diff(dim=axis), truth.diff(dim=axis)) for axis in (2, 3))
+        edges = torch.stack([F.l1_loss(drawn.diff(dim=axis), truth.diff(dim=axis)) for axis in (2, 3)]).sum()
         terms = {"reconstruction": reconstruction, "edges": edges, "codebook": codebook}
         if self.weight and step >= self.start:
             judged = self.network(torch.cat([truth, _Reverse.apply(drawn, self.weight)]))
