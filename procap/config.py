@@ -96,6 +96,7 @@ class Tokenizer(Section):
     steps: Count
     batch: Count
     learning_rate: Rate
+    precision: Literal["float32", "bfloat16"] = Field(description="of its products, in training and when frozen")
     adversarial: Annotated[float, Field(ge=0)] = Field(description="weight of the patch discriminator; 0: none")
     adversarial_start: Share = Field(description="share of the steps before the discriminator joins")
 
@@ -179,7 +180,7 @@ class Register(Section):
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"]
     threads: Annotated[int, Field(ge=0)] = Field(description="CPU threads; 0: all cores. Results depend on it")
-    precision: Literal["float32", "bfloat16"] = Field(description="of matrix products in training and encoding")
+    precision: Literal["float32", "bfloat16"] = Field(description="of products in stage 1 and stage 2")
 
 
 class Params(Section):

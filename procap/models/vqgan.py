@@ -21,6 +21,8 @@ class VQGANConfig:
     codes: int
     code_width: int
     image_size: int
+    precision: str = "float32"
+    """Of products when frozen frames are encoded: float32 or bfloat16."""
 
     @property
     def grid(self) -> int:
@@ -84,19 +86,17 @@ class VQGAN(nn.Module):
 
 @torch.no_grad()
 def encode_frames(
-    vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: torch.device, precision: torch.dtype
+    vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: torch.device
 ) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
     """(features, tokens) of pictures as bytes; features are float16 values, so that a cache of them changes nothing."""
     pictures = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2).float() / 255
-    return encode_pictures(vqgan, pictures, precision)
+    return encode_pictures(vqgan, pictures)
 
 
 @torch.no_grad()
-def encode_pictures(
-    vqgan: VQGAN, pictures: Pictures, precision: torch.dtype
-) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
+def encode_pictures(vqgan: VQGAN, pictures: Pictures) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
     """(features, tokens) of pictures in [0, 1], as ``encode_frames``."""
-    with torch.autocast(pictures.device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+    with torch.autocast(pictures.device.type, torch.bfloat16, enabled=vqgan.config.precision == "bfloat16"):
         encoded = vqgan.encode(pictures)
         tokens = vqgan.tokens(encoded)
     return vqgan.features(encoded).half(), tokens

@@ -68,7 +68,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
     with atomic_folder(data / "caption" / captioner) as fresh:
         provenance = _provenance(params, data, settings.selection, numbers)
-        write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, runtime.precision, provenance)
+        write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, provenance)
         write_json(fresh / "metrics.json", {**numbers, "weights": count_weights(model)})
         write_history(fresh / "history.csv", progress.history)
     report.picture("curves.png", draw_history(progress.history, ("loss", "CIDEr")))
@@ -145,5 +145,5 @@ def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, voca
 def _ends(pairs: Pairs, rows: np.ndarray, vqgan: VQGAN, runtime: Runtime) -> torch.Tensor:
     """Frozen features of before and after, (b, 2, n, c)."""
     pictures = np.concatenate([pairs.before(rows), pairs.after(rows)])
-    features, _ = encode_frames(vqgan.to(runtime.device), pictures, runtime.device, runtime.precision)
+    features, _ = encode_frames(vqgan.to(runtime.device), pictures, runtime.device)
     return torch.stack(features.float().chunk(2), dim=1)

@@ -48,7 +48,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         for start in report.progress(range(0, len(pairs), size), "tokenize", -(-len(pairs) // size)):
             rows = np.arange(start, min(start + size, len(pairs)))
             whole = np.concatenate([pairs.before(rows)[:, None], inner[rows], pairs.after(rows)[:, None]], axis=1)
-            found, codes = encode_frames(vqgan, whole.reshape(-1, *whole.shape[2:]), runtime.device, runtime.precision)
+            found, codes = encode_frames(vqgan, whole.reshape(-1, *whole.shape[2:]), runtime.device)
             features.append(_rows(found, len(rows)))
             tokens.append(_rows(codes.to(torch.int16), len(rows)))
             counts += np.bincount(codes.flatten().cpu(), minlength=len(counts))
@@ -82,5 +82,5 @@ def _warp(
     pictures = torch.stack(
         [shift_colours(colour, generator), transform(affine, affine_matrices(b * draws, generator))], dim=1
     )
-    found, _ = encode_pictures(vqgan, pictures.flatten(0, 1).to(runtime.device), runtime.precision)
+    found, _ = encode_pictures(vqgan, pictures.flatten(0, 1).to(runtime.device))
     return which, found.reshape(b, draws, 2, *found.shape[1:]).cpu().numpy()

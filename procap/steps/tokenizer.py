@@ -28,7 +28,8 @@ PLAIN = 0.4
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
     """Write ``data/tokenizer``: vqgan.safetensors, vqgan.json, metrics.json, history.csv."""
-    settings, runtime = params.tokenizer, start_runtime(**dict(params.hardware))
+    settings, hardware = params.tokenizer, params.hardware
+    runtime = start_runtime(hardware.device, hardware.threads, settings.precision)
     if settings.checkpoint:
         from procap.checkpoints.vqgan import import_vqgan
 
@@ -82,7 +83,7 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
     settings = params.tokenizer
     config = VQGANConfig(
         settings.channels, settings.multipliers, settings.blocks, settings.codes, settings.code_width,
-        params.prepare.image_size,
+        params.prepare.image_size, settings.precision,
     )  # fmt: skip
     generator = torch_generator(params.seed, "tokenizer")
     vqgan = build(lambda: VQGAN(config), generator).to(runtime.device)

@@ -45,8 +45,6 @@ class Bundle:
     captioner: nn.Module
     vqgan: VQGAN
     vocabulary: Vocabulary
-    precision: torch.dtype
-    """Of the frozen encoder: the one that training saw."""
     provenance: Mapping[str, Any]
 
     @property
@@ -57,7 +55,7 @@ class Bundle:
         """Frozen features (b, 2, n, c) of pictures of any one size."""
         side = self.vqgan.config.image_size
         ends = np.stack([resize(picture, side) for picture in (*before, *after)])
-        features, _ = encode_frames(self.vqgan, ends, self.device, self.precision)
+        features, _ = encode_frames(self.vqgan, ends, self.device)
         return torch.stack(features.float().chunk(2), dim=1)
 
     def caption(
@@ -96,7 +94,6 @@ def write_bundle(
     config: Any,
     vqgan: VQGAN,
     vocabulary: Vocabulary,
-    precision: torch.dtype,
     provenance: Mapping[str, Any],
 ) -> None:
     """Write a bundle; it is there whole or not at all."""
@@ -110,7 +107,6 @@ def write_bundle(
             "captioner": name,
             "config": asdict(config),
             "vqgan": asdict(vqgan.config),
-            "precision": str(precision).removeprefix("torch."),
         }
         write_json(fresh / "config.json", settings)
         write_json(fresh / "manifest.json", {file: file_digest(fresh / file) for file in FILES})
@@ -144,7 +140,6 @@ def load_bundle(folder: Path, device: str | torch.device = "cpu") -> Bundle:
         frozen(captioner).to(device),
         vqgan.to(device),
         Vocabulary.from_json(json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))),
-        getattr(torch, settings["precision"]),
         json.loads((folder / "provenance.json").read_text(encoding="utf-8")),
     )
 

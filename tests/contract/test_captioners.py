@@ -166,7 +166,6 @@ def test_a_bundle_has_the_same_bytes_every_time(saved, tmp_path):
         config,
         bundle.vqgan,
         bundle.vocabulary,
-        bundle.precision,
         bundle.provenance,
     )
     assert (again / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
