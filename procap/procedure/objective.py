@@ -122,4 +122,4 @@ def objective(
         "msm_loss": msm, "align_loss": align, "csy_loss": csy,
         "msm_accuracy": right, "align_accuracy": align_accuracy, "csy_accuracy": csy_accuracy,
     }  # fmt: skip
-    return terms, {name: float(value) for name, value in readings.items()}
+    return terms, {name: value.item() for name, value in readings.items()}

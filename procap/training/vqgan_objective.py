@@ -71,7 +71,7 @@ class Adversary:
             judged = self.network(torch.cat([truth, _Reverse.apply(drawn, self.weight)]))
             real, fake = judged.float().chunk(2)
             terms["adversarial"] = (F.relu(1 - real).mean() + F.relu(1 + fake).mean()) / 2
-        return terms, {name: float(value) for name, value in terms.items()}
+        return terms, {name: value.item() for name, value in terms.items()}
 
 
 @torch.no_grad()
