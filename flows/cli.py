@@ -98,6 +98,24 @@ def finalize() -> None:
         typer.echo(f"{stage:20} {run or 'no run here (restored from a cache, or another store)'}")
 
 
+@app.command(
+    epilog="Examples:  procap caption before.png after.png  |  procap caption a.png b.png --beams 5"
+)
+def caption(
+    before: Annotated[Path, typer.Argument(help="The earlier picture, PNG or JPEG.")],
+    after: Annotated[Path, typer.Argument(help="The later picture; sizes may differ from training, and are changed.")],
+    bundle: Annotated[Path, typer.Option(help="Folder of a trained captioner.")] = Path("data/caption/procap/bundle"),
+    beams: Annotated[int, typer.Option(min=1, max=16, help="1: greedy.")] = 1,
+) -> None:
+    """Say what changed between two pictures."""
+    from procap.datasets.images import read_image
+    from procap.training.bundle import load_bundle
+
+    ends = read_image(before), read_image(after)
+    (said,) = load_bundle(bundle).caption(*(picture[None] for picture in ends), beams=beams)
+    typer.echo(f"{said.text}  ({said.probability:.2f})")
+
+
 @app.command()
 def metrics() -> None:
     """Print the test scores of every captioner and what is registered."""
