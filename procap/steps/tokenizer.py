@@ -33,7 +33,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     if settings.checkpoint:
         from procap.checkpoints.vqgan import import_vqgan
 
-        vqgan = import_vqgan(Path(settings.checkpoint), params.prepare.image_size)
+        vqgan = import_vqgan(Path(settings.checkpoint), params.prepare.image_size, settings.precision)
+        vqgan = vqgan.to(runtime.device)
         state, progress = None, Progress()
     else:
         sizes = {"params": params.tokenizer.model_dump(), "seed": params.seed, "hardware": params.hardware.model_dump()}

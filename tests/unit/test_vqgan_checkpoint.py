@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,9 @@ def test_sizes_follow_from_the_shapes(weights, tmp_path, write):
 def test_several_blocks_and_uneven_levels(tmp_path):
     config = VQGANConfig(32, (1, 3, 2), 2, 5, 4, 64)
     made = build(lambda: VQGAN(config), generator())
-    assert import_vqgan(tensors(tmp_path / "a.safetensors", made.state_dict()), 64).config == config
+    path = tensors(tmp_path / "a.safetensors", made.state_dict())
+    assert import_vqgan(path, 64).config == config
+    assert import_vqgan(path, 64, "bfloat16").config == replace(config, precision="bfloat16")
 
 
 def test_loss_and_needless_attention_are_left_out(weights, tmp_path):
