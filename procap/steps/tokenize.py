@@ -58,7 +58,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         write_array(fresh / "warped_frames.npy", which)
         numbers = {"frames": int(len(pairs) * frames), "codes_used": float((counts > 0).mean())}
         write_json(fresh / "summary.json", numbers)
-    report.metrics(numbers)
+    report.metrics({name: float(value) for name, value in numbers.items()})
 
 
 def load_tokenizer(folder: Path) -> VQGAN:

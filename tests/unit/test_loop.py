@@ -1,5 +1,7 @@
 """The training loop: killed and continued it ends with the same bytes; the best weights are what it leaves."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -147,7 +149,7 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[:3] == pytest.approx([1 / 20, 2 / 20, 3 / 20])
     assert max(rates) == rates[19] == rates[20] == 1
     assert rates[110] == pytest.approx(0.5)
-    assert all(a > b for a, b in zip(rates[20:], rates[21:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(rates[20:]))
     assert 0 < rates[-1] < 1e-3
     assert all(0 < Plan(n, share, 1, 0).rate(s) <= 1 for n in (1, 2, 3) for share in (0.0, 0.5, 1.0) for s in range(n))
 
