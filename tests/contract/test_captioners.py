@@ -134,8 +134,8 @@ def saved(name, tmp_path):
     captioner, vqgan = learned(name), small_vqgan().requires_grad_(False)
     vocabulary = Vocabulary(tuple(f"w{number:02d}" for number in range(12)), 7)
     config, origin = captioner_config(name), {"seed": 1}
-    write_bundle(tmp_path / "bundle", name, captioner, config, vqgan, vocabulary, torch.float32, origin)
-    return Bundle(name, captioner, vqgan, vocabulary, torch.float32, origin), tmp_path / "bundle"
+    write_bundle(tmp_path / "bundle", name, captioner, config, vqgan, vocabulary, origin)
+    return Bundle(name, captioner, vqgan, vocabulary, origin), tmp_path / "bundle"
 
 
 def photographs(b: int = 4, side: int = VQGAN_CONFIG.image_size) -> tuple[np.ndarray, np.ndarray]:
