@@ -83,7 +83,7 @@ with get_client(sync_client=True) as client:
     while page := client.read_logs(LogFilter(flow_run_id={"any_": [str(made.id)]}), limit=200, offset=offset):
         logs += [line.message for line in page]
         offset += 200
-    keys = sorted({a.key for a in client.read_artifacts()})
+    keys = sorted({a.key for a in client.read_artifacts() if a.key})
     print("RESULT", json.dumps({"id": str(made.id), "state": run.state.name, "logs": logs, "artifacts": keys,
         "limit": deployment.concurrency_limit, "tasks": {t.name: t.state.name for t in tasks},
         "children": {f.name: sorted(f.tags) for f in flows if f.id != made.id}}))
