@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Report(Protocol):
-    """What a step may say while it runs. No call may raise, and none changes what the step computes."""
+    """What a step may say while it runs. No call changes what the step computes; only ``model`` may raise."""
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Numbers of this moment; ``step`` counts updates of a training."""
@@ -30,7 +30,10 @@ class Report(Protocol):
         """Pass ``items`` through while showing how far they are; ``done`` of ``total`` were there before."""
 
     def model(self, bundle: Path, tags: Mapping[str, str], alias: str | None) -> dict[str, Any] | None:
-        """Offer a bundle to the registry; None where nobody keeps one, else its name, version and alias."""
+        """Offer a bundle to the registry; None where nobody keeps one, else its name, version and alias.
+
+        Raises where the bundle cannot be loaded back; no alias moves then.
+        """
 
 
 class Silent:
