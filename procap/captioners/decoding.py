@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from procap.captioners import Prediction
+from procap.captioners import Batch, Prediction
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS
 from procap.models.caption_decoder import Past
+from procap.models.encoder_decoder import EncoderDecoder
 from procap.shapes import Float, Scalar, Tensor, Words
 
 Step = Callable[[Tensor, int, Past, Past | None], tuple[Tensor, Past]]
@@ -20,6 +21,18 @@ def word_loss(logits: Float[Tensor, "b l v"], words: Words, smoothing: float) ->
     return F.cross_entropy(
         logits[:, :-1].reshape(len(targets), -1), targets, ignore_index=PAD, label_smoothing=smoothing
     )
+
+
+def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generator) -> dict[str, Scalar]:
+    """Negative log-likelihood of the captions, as the one term of a captioner's loss."""
+    logits = network(batch.features, batch.words, generator)
+    return {"caption": word_loss(logits, batch.words, network.config.label_smoothing)}
+
+
+@torch.no_grad()
+def write_captions(network: EncoderDecoder, features: Float[Tensor, "b 2 n c"], beams: int) -> list[Prediction]:
+    """One sentence per pair, in order."""
+    return search(network.decoder.step, network.read(features), network.config.decoder.words, beams)
 
 
 def _silence(logits: Tensor) -> Tensor:

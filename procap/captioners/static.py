@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from procap.captioners import Batch, Prediction
-from procap.captioners.decoding import search, word_loss
+from procap.captioners.decoding import caption_loss, write_captions
 from procap.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from procap.shapes import Float, Scalar, Tensor
 
@@ -23,13 +23,10 @@ class Static(nn.Module):
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> dict[str, Scalar]:
         """Negative log-likelihood of the caption."""
-        logits = self.network(batch.features, batch.words, generator)
-        return {"caption": word_loss(logits, batch.words, self.network.config.label_smoothing)}
+        return caption_loss(self.network, batch, generator)
 
     def caption(
         self, features: Float[Tensor, "b 2 n c"], *, beams: int, generator: torch.Generator
     ) -> list[Prediction]:
         """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
-        with torch.no_grad():
-            memory = self.network.read(features)
-        return search(self.network.decoder.step, memory, self.network.config.decoder.words, beams)
+        return write_captions(self.network, features, beams)
