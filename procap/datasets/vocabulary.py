@@ -1,10 +1,12 @@
 """Words and their numbers. The marks and their numbers are those of the reference implementation."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,13 +43,13 @@ def sequence_length(captions: Iterable[str], most: int) -> int:
 @dataclass(frozen=True)
 class Vocabulary:
     words: tuple[str, ...]
-    """In alphabetical order; the first has the number ``len(SPECIALS)``."""
+    """In the order of their numbers, each once; the first has the number ``len(SPECIALS)``."""
     length: int
     """l, the length of an encoded sentence, marks included."""
 
     @staticmethod
     def build(captions: Iterable[str], min_count: int, length: int) -> "Vocabulary":
-        """All words that ``captions`` use at least ``min_count`` times."""
+        """All words that ``captions`` use at least ``min_count`` times, in alphabetical order."""
         counts = Counter(word for caption in captions for word in tokenize(caption))
         return Vocabulary(tuple(sorted(word for word, count in counts.items() if count >= min_count)), length)
 
@@ -100,10 +102,50 @@ class Vocabulary:
             raise BadInput(
                 problem,
                 where=where,
-                expected="specials, words (sorted, each once) and length, as the step `prepare` writes them",
+                expected="specials, words (each once) and length, as the step `prepare` writes them",
                 do="run `dvc repro prepare`, or take the file from the bundle that it belongs to",
             )
         return Vocabulary(tuple(value["words"]), value["length"])
+
+    @staticmethod
+    def from_released(value: Any, length: int, where: str) -> "Vocabulary":
+        """Read ``{word: number}`` as published code keeps it, the marks at 0 to 7; every word keeps its number.
+
+        ``length`` is l, marks included; ``where`` is named in complaints. Raises BadInput.
+        """
+        problem = _released_problem(value)
+        if problem:
+            raise BadInput(
+                problem,
+                where=where,
+                expected="{word: number}, the numbers from 0 without a gap, the eight marks first",
+                do="take the file from the release anew, or leave prepare.vocabulary null to count words",
+            )
+        return Vocabulary(tuple(sorted(value, key=value.__getitem__)[len(SPECIALS) :]), length)
+
+    @staticmethod
+    def read_released(path: Path, length: int) -> "Vocabulary":
+        """``from_released`` of a JSON file."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                f"the vocabulary cannot be read ({error})",
+                where=str(path),
+                expected="a JSON file {word: number}",
+                do="mend the path in prepare.vocabulary, or the file",
+            ) from None
+        return Vocabulary.from_released(value, length, str(path))
+
+
+def _released_problem(value: Any) -> str | None:
+    if not isinstance(value, dict) or not all(type(number) is int for number in value.values()):
+        return "not a vocabulary of words and numbers"
+    if sorted(value.values()) != list(range(len(value))):
+        return "the numbers do not run from 0 without a gap, each once"
+    if marks := [f"{mark} is {value.get(mark)}, not {n}" for n, mark in enumerate(SPECIALS) if value.get(mark) != n]:
+        return "the marks have other numbers: " + ", ".join(marks)
+    return None
 
 
 def _problem(value: Any) -> str | None:
@@ -114,8 +156,8 @@ def _problem(value: Any) -> str | None:
     words = value["words"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return "the words are no list of texts"
-    if words != sorted(set(words)):
-        return "the words are not sorted, or one is there twice"
+    if len(set(words)) < len(words):
+        return "a word is there twice"
     if type(value["length"]) is not int or value["length"] <= MARKS:
         return f"the length is {value['length']!r}"
     return None

@@ -97,7 +97,6 @@ def test_it_survives_json_and_a_spoilt_file_is_refused():
         [],
         {**value, "extra": 1},
         {**value, "specials": list(SPECIALS[::-1])},
-        {**value, "words": words[::-1]},
         {**value, "words": [*words, words[-1]]},
         {**value, "words": [1]},
         {**value, "length": "8"},
@@ -105,3 +104,39 @@ def test_it_survives_json_and_a_spoilt_file_is_refused():
     ):
         with pytest.raises(BadInput, match=r"words\.json"):
             Vocabulary.from_json(spoilt, where="words.json")
+
+
+RELEASED = {**{mark: number for number, mark in enumerate(SPECIALS)}, "the": 8, "zebra": 9, "apple": 10}
+
+
+def test_a_released_vocabulary_keeps_every_number(tmp_path):
+    (tmp_path / "words.json").write_text(json.dumps(dict(reversed(RELEASED.items()))), encoding="utf-8")
+    read = Vocabulary.read_released(tmp_path / "words.json", 8)
+    assert read.numbers == {"the": 8, "zebra": 9, "apple": 10}
+    assert len(read) == 11
+    assert read.decode(read.encode("The apple, the mule")) == "the apple the [UNK]"
+    assert Vocabulary.from_json(json.loads(json.dumps(read.to_json()))) == read, "also through a bundle"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"apple": 9}, "without a gap"),
+        ({"apple": 12}, "without a gap"),
+        ({"[MASK]": 8, "the": 7}, r"\[MASK\] is 8, not 7"),
+        ({"apple": "10"}, "words and numbers"),
+        ({"apple": True}, "words and numbers"),
+    ],
+)
+def test_a_released_vocabulary_that_is_none_is_refused(tmp_path, change, complaint):
+    (tmp_path / "words.json").write_text(json.dumps(RELEASED | change))
+    with pytest.raises(BadInput, match=complaint) as caught:
+        Vocabulary.read_released(tmp_path / "words.json", 8)
+    assert "words.json" in caught.value.where
+
+
+def test_a_released_vocabulary_has_to_be_there_and_whole(tmp_path):
+    (tmp_path / "cut.json").write_text('{"[PAD]": 0,')
+    for name in ("absent.json", "cut.json"):
+        with pytest.raises(BadInput, match="cannot be read"):
+            Vocabulary.read_released(tmp_path / name, 8)
