@@ -18,6 +18,14 @@ Rate = Annotated[float, Field(gt=0)]
 
 CorpusName = Literal["rendered", "clevr_change"]
 CaptionerName = Literal["static", "procap"]
+Optimiser = Annotated[
+    Literal["adamw", "adam", "bert_adam"],
+    Field(description="adamw: ours; adam, bert_adam: stage 1 and stage 2 of the reference code"),
+]
+Schedule = Annotated[
+    Literal["cosine", "log_warmup", "warmup_linear"],
+    Field(description="cosine: ours; log_warmup, warmup_linear: stage 1 and stage 2 of the reference code"),
+]
 
 
 class Section(BaseModel):
@@ -120,8 +128,15 @@ class Pretrain(Section):
     heads: Count
     steps: Count
     batch: Annotated[int, Field(ge=2)]
+    optimiser: Optimiser
     learning_rate: Rate
-    warmup: Share = Field(description="share of the steps in which the learning rate rises")
+    weight_decay: Annotated[float, Field(ge=0)]
+    schedule: Schedule
+    warmup: Share = Field(description="share of the planned steps in which the learning rate rises")
+    planned_steps: Count | None = Field(description="steps that the schedule is made for; null: steps")
+    selection: Literal["val", "last"] = Field(
+        description="val: the weights with the least validation loss; last: those of the last step (reference code)"
+    )
     masking: tuple[Share, Share, Share, Share] = Field(
         description="probabilities of: random patch, entire, in-block, out-of-block"
     )
@@ -135,6 +150,7 @@ class Pretrain(Section):
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
         if abs(sum(self.masking) - 1) > 1e-6:
             raise ValueError(f"masking: {self.masking} must sum to 1")
+        _check_schedule(self.steps, self.planned_steps)
         return self
 
 
@@ -145,17 +161,29 @@ class Caption(Section):
     decoder_width: Annotated[int, Field(multiple_of=8)]
     decoder_heads: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.9)] = Field(
+        description="share of a word's target that the other words get; paper 0, reference code 0.1"
+    )
+    reduction: Literal["mean", "sum"] = Field(description="of the words' losses in a batch; reference code: sum")
+    pretrained: bool = Field(description="start from stage 1, or from scratch; static never has a stage 1")
     steps: Count
     batch: Count
+    optimiser: Optimiser
     learning_rate: Rate
     encoder_learning_rate: Rate = Field(description="of the part that stage 1 trained")
     weight_decay: Annotated[float, Field(ge=0)]
-    warmup: Share = Field(description="share of the steps in which the learning rate rises")
+    schedule: Schedule
+    warmup: Share = Field(description="share of the planned steps in which the learning rate rises")
+    planned_steps: Count | None = Field(description="steps that the schedule is made for; null: steps")
     validate_every: Count = Field(description="updates between two looks at the validation split")
     selection: Literal["val", "test"] = Field(
         description="split whose CIDEr picks the weights; test is for comparison with the reference code only"
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Caption":
+        _check_schedule(self.steps, self.planned_steps)
+        return self
 
 
 class Evaluate(Section):
@@ -183,10 +211,18 @@ class Hardware(Section):
     precision: Literal["float32", "bfloat16"] = Field(description="of products in stage 1 and stage 2")
 
 
+def _check_schedule(steps: int, planned: int | None) -> None:
+    if planned is not None and planned < steps:
+        raise ValueError(f"planned_steps: {planned} must not be fewer than steps ({steps})")
+
+
 class Params(Section):
     """Everything in ``params.yaml``."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)]
+    replicate: Annotated[int, Field(ge=0, lt=2**20)] = Field(
+        description="another seed for stage 1 and stage 2 alone; data, frames, draws and tokenizer stay"
+    )
     dataset: Dataset
     captioners: Annotated[tuple[CaptionerName, ...], Field(min_length=1)]
     prepare: Prepare
@@ -221,6 +257,11 @@ class Params(Section):
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")
         return self
+
+    @property
+    def training_seed(self) -> int:
+        """Seed of stage 1 and stage 2: ``seed`` itself for ``replicate`` 0, and otherwise one that no ``seed`` is."""
+        return self.seed + 2**31 * self.replicate
 
     @property
     def grid(self) -> int:

@@ -1,6 +1,8 @@
 """From next-word logits to a loss and to sentences: shared by all captioners that write word by word."""
 
+import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +17,33 @@ Step = Callable[[Tensor, int, Past, Past | None], tuple[Tensor, Past]]
 """(word " b", place, memory, past) -> (logits "b v", past): ``CaptionDecoder.step``."""
 
 
-def word_loss(logits: Float[Tensor, "b l v"], words: Words, smoothing: float) -> Scalar:
-    """Mean cross-entropy of every next word up to and including [EOS]."""
+def word_loss(
+    logits: Float[Tensor, "b l v"], words: Words, smoothing: float, reduction: Literal["mean", "sum"]
+) -> Scalar:
+    """How far every next word up to and including [EOS] is from its target (Kullback-Leibler divergence).
+
+    The target has 1 - ``smoothing`` on the word and the rest, in equal parts, on the others. The paper has 0, where
+    this is the negative log-likelihood; the reference code has 0.1 and ``sum``, over words and pairs.
+    """
     targets = words[:, 1:].reshape(-1)
-    return F.cross_entropy(
-        logits[:, :-1].reshape(len(targets), -1), targets, ignore_index=PAD, label_smoothing=smoothing
+    others = logits.shape[-1] - 1
+    loss = F.cross_entropy(
+        logits[:, :-1].reshape(len(targets), -1),
+        targets,
+        ignore_index=PAD,
+        label_smoothing=smoothing * (others + 1) / others,  # torch spreads it over the word itself, too
+        reduction=reduction,
     )
+    if smoothing == 0:
+        return loss
+    least = -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(smoothing / others)
+    return loss - least * ((targets != PAD).sum() if reduction == "sum" else 1)
 
 
 def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generator) -> dict[str, Scalar]:
-    """Negative log-likelihood of the captions, as the one term of a captioner's loss."""
+    """``word_loss`` of the captions, as the one term of a captioner's loss."""
     logits = network(batch.features, batch.words, generator)
-    return {"caption": word_loss(logits, batch.words, network.config.label_smoothing)}
+    return {"caption": word_loss(logits, batch.words, network.config.label_smoothing, network.config.reduction)}
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Procedure encoder, projection and caption decoder in one network: what `static` and `procap` both are."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -19,7 +20,9 @@ class EncoderDecoderConfig:
     encoder: EncoderConfig
     decoder: DecoderConfig
     label_smoothing: float
-    """Share of the target that is spread over all words, in [0, 1)."""
+    """Share of the target that is spread over the other words, in [0, 1)."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Of the words' losses."""
 
 
 class EncoderDecoder(nn.Module):

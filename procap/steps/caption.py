@@ -26,7 +26,7 @@ from procap.steps.tokenize import load_tokenizer
 from procap.training.bundle import write_bundle
 from procap.training.history import draw_history, write_history
 from procap.training.loop import Plan, train
-from procap.training.optimiser import adamw
+from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
@@ -43,23 +43,28 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
             len(vocabulary), vocabulary.length, settings.decoder_width, settings.decoder_width,
             settings.decoder_layers, settings.decoder_heads, settings.dropout,
         ),
-        settings.label_smoothing,
+        settings.label_smoothing, settings.reduction,
     )  # fmt: skip
-    model = build(lambda: kind(config), torch_generator(params.seed, "caption", captioner)).to(runtime.device)
-    if kind.pretrained:
+    model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
+    pretrained = kind.pretrained and settings.pretrained
+    if pretrained:
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
     source = _Training(data, vocabulary, runtime)
-    plan = Plan(settings.steps, settings.warmup, settings.validate_every, params.seed)
-    encoder_rate = settings.encoder_learning_rate if kind.pretrained else settings.learning_rate
-    optimiser = adamw([(model.network.encoder, encoder_rate), (model, settings.learning_rate)], settings.weight_decay)
+    plan = Plan(
+        settings.steps, settings.warmup, settings.validate_every, params.training_seed,
+        settings.schedule, settings.planned_steps,
+    )  # fmt: skip
+    encoder_rate = settings.encoder_learning_rate if pretrained else settings.learning_rate
+    parts = [(model.network.encoder, encoder_rate), (model, settings.learning_rate)]
+    optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
     validate = _validation(params, data, model, vqgan, vocabulary, runtime)
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
-        rows = source.train[batch_rows(step, len(source.train), settings.batch, params.seed)]
+        rows = source.train[batch_rows(step, len(source.train), settings.batch, params.training_seed)]
         with runtime.autocast():
             return model.loss(source.batch(rows, generator), generator=generator), {}
 
-    state = state_folder(data, f"caption@{captioner}", _choices(params), _inputs(data, kind.pretrained))
+    state = state_folder(data, f"caption@{captioner}", _choices(params), _inputs(data, pretrained))
     progress = train(
         model, optimiser, terms, plan,
         validate=validate, select="CIDEr", state=state, report=report, what=f"caption {captioner}",
@@ -81,6 +86,7 @@ def _choices(params: Params) -> dict[str, Any]:
         mode="json",
         include={
             "seed": True,
+            "replicate": True,
             "sample": {"kept"},
             "pretrain": {"width", "layers", "heads"},
             "caption": True,
@@ -134,7 +140,7 @@ def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, voca
     def validate() -> dict[str, float]:
         said: list[str] = []
         for number, ends in enumerate(features):
-            generator = torch_generator(params.seed, "caption validation", number)
+            generator = torch_generator(params.training_seed, "caption validation", number)
             said += [vocabulary.decode(p.ids) for p in model.caption(ends, beams=1, generator=generator)]  # type: ignore[operator]
         corpus, _ = cider(dict(zip(references, said, strict=True)), references)
         return {"CIDEr": corpus}

@@ -21,7 +21,7 @@ from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
 from procap.training.checkpoint import load_tensors, save_tensors
 from procap.training.history import draw_history, write_history
 from procap.training.loop import Plan, train
-from procap.training.optimiser import adamw
+from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
@@ -35,14 +35,14 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     vocabulary = read_vocabulary(data)
     config = encoder_config(params, data, vocabulary, frames=params.frames)
     source = Procedures(data, vocabulary, runtime)
-    generator = torch_generator(params.seed, "pretrain")
+    generator = torch_generator(params.training_seed, "pretrain")
     encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
-    optimiser = adamw([(encoder, settings.learning_rate)], weight_decay=0.01)
+    optimiser = make_optimiser(settings.optimiser, [(encoder, settings.learning_rate)], settings.weight_decay)
     masking, weights = Masking(settings.masking, settings.patch_masked), Weights(*settings.weights)
     train_rows, val_rows = source.rows("train"), source.rows("val")
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
-        rows = train_rows[batch_rows(step, len(train_rows), settings.batch, params.seed)]
+        rows = train_rows[batch_rows(step, len(train_rows), settings.batch, params.training_seed)]
         with runtime.autocast():
             return objective(encoder, source.batch(rows, generator), masking, weights, generator=generator)
 
@@ -62,13 +62,17 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     inputs = [data / "prepare" / "pairs.parquet", data / "prepare" / "vocabulary.json", data / "sample" / "kept.npy"]
     state = state_folder(
         data, "pretrain",
-        {"pretrain": settings.model_dump(), "seed": params.seed, "hardware": params.hardware.model_dump()},
+        {"pretrain": settings.model_dump(), "seed": params.training_seed, "hardware": params.hardware.model_dump()},
         [*inputs, *(data / "tokenize").glob("*.npy")],
     )  # fmt: skip
-    plan = Plan(settings.steps, settings.warmup, settings.validate_every, params.seed)
+    plan = Plan(
+        settings.steps, settings.warmup, settings.validate_every, params.training_seed,
+        settings.schedule, settings.planned_steps,
+    )  # fmt: skip
     progress = train(
         encoder, optimiser, terms, plan,
-        validate=validate, select="quality", state=state, report=report, what="pretrain",
+        validate=validate, select="quality" if settings.selection == "val" else None,
+        state=state, report=report, what="pretrain",
     )  # fmt: skip
     final = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
     with atomic_folder(data / "pretrain") as fresh:

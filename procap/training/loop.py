@@ -24,6 +24,7 @@ from procap.training.checkpoint import (
     with_prefix,
     without_prefix,
 )
+from procap.training.optimiser import ScheduleName, schedule_factor
 from procap.training.randomness import torch_generator
 
 Terms = Callable[[int, torch.Generator], tuple[Mapping[str, Tensor], Mapping[str, float]]]
@@ -39,18 +40,18 @@ class Plan:
 
     steps: int
     warmup: float
-    """Share of the steps in which the learning rate rises; afterwards it falls to zero along a cosine."""
+    """Share of the planned steps in which the learning rate rises."""
     validate_every: int
     seed: int
+    schedule: ScheduleName = "cosine"
+    planned: int | None = None
+    """Updates that the schedule is made for, at least ``steps``; None: ``steps``."""
     clip: float = 1.0
     """Largest norm of the gradient."""
 
     def rate(self, step: int) -> float:
-        """Factor of the learning rate at an update, in (0, 1]."""
-        rising = max(1, round(self.warmup * self.steps))
-        if step < rising:
-            return (step + 1) / rising
-        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, self.steps - rising)))
+        """Factor of the learning rate at an update, in [0, 1]."""
+        return schedule_factor(self.schedule, step, self.planned or self.steps, self.warmup)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.errors import BadInput
 from procap.models.build import frozen
 from procap.training.bundle import Bundle, load_bundle, write_bundle
-from procap.training.optimiser import adamw
+from procap.training.optimiser import make_optimiser
 from tests.small import (
     VQGAN_CONFIG,
     captioner_config,
@@ -38,7 +38,7 @@ def name(request):
 def learned(name: str) -> torch.nn.Module:
     """A captioner that was shown four pairs until it knew them."""
     captioner, batch = small_captioner(name).train(), Batch(features(4), sentences(4))
-    optimiser = adamw([(captioner, 3e-3)], weight_decay=0.0)
+    optimiser = make_optimiser("adamw", [(captioner, 3e-3)], weight_decay=0.0)
     for step in range(120):
         optimiser.zero_grad()
         sum(captioner.loss(batch, generator=generator(step)).values()).backward()

@@ -46,7 +46,7 @@ def test_what_we_ship_is_valid(preset, tmp_path):
 
 def test_every_step_has_its_section():
     keys = {field.alias or name for name, field in Params.model_fields.items()}
-    assert set(STEPS) == keys - {"seed", "dataset", "captioners", "hardware"}
+    assert set(STEPS) == keys - {"seed", "replicate", "dataset", "captioners", "hardware"}
     params = load_params(PROJECT / "params.yaml")
     assert all(isinstance(params.section(step), BaseModel) for step in STEPS)
 
@@ -119,6 +119,8 @@ def test_a_missing_key_is_named(raw, key):
         ({"interpolate.method": "truth", "prepare.scenes.truth": False}, "interpolate.method"),
         ({"interpolate.method": "truth", "dataset.name": "clevr_change"}, "interpolate.method"),
         ({"captioners": ["static", "static"]}, "captioners"),
+        ({"caption.planned_steps": 7, "caption.steps": 8}, "caption.planned_steps"),
+        ({"pretrain.planned_steps": 7, "pretrain.steps": 8}, "pretrain.planned_steps"),
         ({"register.alias": "latest"}, "register.alias"),
     ],
 )

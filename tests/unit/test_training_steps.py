@@ -1,0 +1,135 @@
+"""pretrain and caption: every choice of the paper's ablations is reachable by a parameter, and does what it says."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from procap.config import Params
+from procap.steps import caption, pretrain
+from procap.training.bundle import load_bundle
+from procap.training.checkpoint import load_tensors
+from tests.steps import tiny_params, tokenised
+
+EARLIER = ("prepare", "interpolate", "sample", "tokenizer", "tokenize")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Run both stages with these parameters; what comes before is made once for each k, l and method."""
+
+    @cache
+    def corpus(frames: int, kept: int):
+        data = tmp_path_factory.mktemp(f"corpus_{frames}_{kept}") / "data"
+        tokenised(data, tiny_params(interpolate__frames=frames, sample__kept=kept))
+        return data
+
+    def run(params: Params, *captioners: str):
+        data = tmp_path_factory.mktemp("run") / "data"
+        data.mkdir()
+        for step in EARLIER:
+            (data / step).symlink_to(corpus(params.interpolate.frames, params.sample.kept) / step)
+        pretrain.run(params, data)
+        for name in captioners:
+            caption.run(params, data, captioner=name)
+        return data
+
+    return run
+
+
+def weights(data, stage: str = "pretrain", captioner: str = "procap") -> dict[str, torch.Tensor]:
+    inside = "encoder" if stage == "pretrain" else f"{captioner}/bundle/captioner"
+    return load_tensors(data / stage / f"{inside}.safetensors")[0]
+
+
+def same(one: dict, other: dict) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return trained(tiny_params(), "procap", "static")
+
+
+def test_a_replicate_is_another_training_of_the_same_data(trained, plain):
+    again, other, third = (trained(tiny_params(replicate=n), "procap", "static") for n in (0, 1, 2))
+    for stage in ("pretrain", "caption"):
+        assert same(weights(plain, stage), weights(again, stage))
+        assert not same(weights(plain, stage), weights(other, stage))
+        assert not same(weights(third, stage), weights(other, stage))
+    assert not same(weights(plain, "caption", "static"), weights(other, "caption", "static"))
+    told = json.loads((other / "caption" / "procap" / "bundle" / "provenance.json").read_text())
+    assert told["params"]["replicate"] == 1
+
+
+def test_no_replicate_is_what_another_seed_is():
+    seeds = [tiny_params(seed=seed, replicate=n).training_seed for seed in (0, 1, 2**31 - 1) for n in (0, 1, 2)]
+    assert len(set(seeds)) == 9
+    assert tiny_params(seed=5).training_seed == 5
+
+
+def test_without_stage_one_the_captioner_starts_elsewhere(trained, plain):
+    """With no learning rate to speak of, what stage 2 leaves is what it started from."""
+    still = {"caption__learning_rate": 1e-30, "caption__encoder_learning_rate": 1e-30, "caption__weight_decay": 0}
+    first = weights(plain)
+    for pretrained in (True, False):
+        data = trained(tiny_params(caption__pretrained=pretrained, **still), "procap")
+        assert same(first, weights(data)), "stage 1 is the same"
+        encoder = {n.removeprefix("network.encoder."): w for n, w in weights(data, "caption").items()}
+        encoder = {n: w for n, w in encoder.items() if not n.startswith("network.")}
+        assert same(first, encoder) == pretrained
+
+
+def test_stage_one_ends_with_its_best_or_its_last_weights(trained):
+    """A learning rate that ruins everything after the first update tells the two apart."""
+    found = {}
+    for selection in ("val", "last"):
+        steps = {"pretrain__steps": 4, "pretrain__validate_every": 1, "pretrain__schedule": "log_warmup"}
+        data = trained(tiny_params(pretrain__selection=selection, pretrain__learning_rate=3.0, **steps))
+        found[selection] = json.loads((data / "pretrain" / "metrics.json").read_text())
+    assert found["last"]["best_step"] == 4
+    assert found["val"]["best_step"] < 4
+    assert found["val"]["loss"] < found["last"]["loss"]
+
+
+SWITCHES = [
+    *({"sample__kept": k} for k in (0, 1, 4, 7)),
+    {"interpolate__frames": 3},
+    {"interpolate__frames": 1, "sample__kept": 1},
+    {"pretrain__layers": 3},
+    {"caption__decoder_layers": 3},
+    *({"pretrain__weights": list(row)} for row in np.eye(3)),
+    *({"pretrain__masking": list(row)} for row in np.eye(4)),
+    {"pretrain__optimiser": "adam", "pretrain__schedule": "log_warmup"},
+    {"caption__optimiser": "bert_adam", "caption__schedule": "warmup_linear", "caption__planned_steps": 6},
+    {"caption__label_smoothing": 0.1, "caption__reduction": "sum"},
+    {"caption__pretrained": False},
+]
+
+
+def told(changes: dict) -> str:
+    return ", ".join(f"{key.replace('__', '.')}={value}" for key, value in changes.items())
+
+
+@pytest.mark.parametrize("changes", SWITCHES, ids=told)
+def test_every_switch_trains_and_captions(trained, plain, changes):
+    data = trained(tiny_params(**changes), "procap")
+    changed = [stage for stage in ("pretrain", "caption") if not alike(data, plain, stage)]
+    expected = {key.partition("__")[0] for key in changes}
+    assert changed == (["caption"] if expected == {"caption"} else ["pretrain", "caption"]), "the switch does nothing"
+    assert all(w.isfinite().all() for stage in ("pretrain", "caption") for w in weights(data, stage).values())
+    bundle, pictures = load_bundle(data / "caption" / "procap" / "bundle"), np.zeros((2, 2, 20, 20, 3), np.uint8)
+    assert len(bundle.caption(*pictures)) == 2
+    imagined = bundle.imagine(*pictures)
+    kept = changes.get("sample__kept", 2)
+    assert (0 if imagined is None else imagined.shape[1]) == kept
+
+
+def alike(one, other, stage: str) -> bool:
+    mine, theirs = weights(one, stage), weights(other, stage)
+    if {name: w.shape for name, w in mine.items()} != {name: w.shape for name, w in theirs.items()}:
+        return False
+    return same(mine, theirs)
