@@ -33,4 +33,4 @@ class ProCap(nn.Module):
     def imagine_tokens(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b k n v"]:
         """What stage 1's head reads off the queries: logits over the codebook for the frames nobody saw."""
         with torch.no_grad():
-            return self.network.encoder.token_head(self.network.encoder.imagine(features)[:, 1:-1])
+            return self.network.encoder.token_head(self.network.imagine(features)[:, 1:-1])

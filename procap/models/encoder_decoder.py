@@ -9,13 +9,13 @@ from torch import nn
 
 from procap.models.caption_decoder import CaptionDecoder, DecoderConfig, Past
 from procap.models.layers import without_biases
-from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
+from procap.models.procedure_encoder import OURS, EncoderConfig, Imagining, ProcedureEncoder
 from procap.shapes import Float, Tensor, Words
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig:
-    """Sizes of the whole network and how much the words' targets are smoothed."""
+    """Sizes of the whole network, and how it is asked for words and judged by them."""
 
     encoder: EncoderConfig
     decoder: DecoderConfig
@@ -23,6 +23,13 @@ class EncoderDecoderConfig:
     """Share of the target that is spread over the other words, in [0, 1)."""
     reduction: Literal["mean", "sum"] = "mean"
     """Of the words' losses."""
+    imagining: Imagining = OURS
+    decoding: Literal["search", "reference"] = "search"
+    """``search``: beam search, one beam being greedy (ours); ``reference``: greedy as the reference code has it."""
+
+    def __post_init__(self) -> None:
+        if self.encoder.start == "comparison" and self.decoder.style != "compact":
+            raise ValueError("a decoder in the reference's style has no biases to start a comparison with: start usual")
 
 
 class EncoderDecoder(nn.Module):
@@ -35,10 +42,12 @@ class EncoderDecoder(nn.Module):
         self.encoder = ProcedureEncoder(config.encoder)
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out), nn.LayerNorm(out))
         self.decoder = CaptionDecoder(config.decoder)
-        self.start()
+        if config.encoder.start == "comparison":
+            self.start_comparing()
+        self.encoder.freeze_unimagined(config.imagining)
 
     @torch.no_grad()
-    def start(self) -> None:
+    def start_comparing(self) -> None:
         """First weights: the decoder looks where the encoder's first block found the two pictures to differ.
 
         The projection turns the size of the difference into one number of the memory, which every head of the
@@ -63,16 +72,20 @@ class EncoderDecoder(nn.Module):
             attention.query.weight[score] = 0
             attention.query.bias[score] = 2
 
-    def memory(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b m d"]:
-        """The imagined procedure, every place of every frame, as the decoder reads it."""
-        return self.projection(rearrange(self.encoder.imagine(features), "b t n d -> b (t n) d"))
+    def imagine(self, features: Float[Tensor, "b f n c"]) -> Float[Tensor, "b t n d"]:
+        """The procedure as the encoder sees it, every place of every frame; index 0 is before, -1 is after."""
+        return self.encoder.imagine(features, self.config.imagining)
+
+    def memory(self, features: Float[Tensor, "b f n c"]) -> Float[Tensor, "b m d"]:
+        """The imagined procedure as the decoder reads it."""
+        return self.projection(rearrange(self.imagine(features), "b t n d -> b (t n) d"))
 
     def forward(
-        self, features: Float[Tensor, "b 2 n c"], words: Words, generator: torch.Generator | None = None
+        self, features: Float[Tensor, "b f n c"], words: Words, generator: torch.Generator | None = None
     ) -> Float[Tensor, "b l v"]:
         """Logits of the word after each word; a generator means training (dropout)."""
         return self.decoder(words, self.decoder.read(self.memory(features)), generator)
 
-    def read(self, features: Float[Tensor, "b 2 n c"]) -> Past:
+    def read(self, features: Float[Tensor, "b f n c"]) -> Past:
         """What decoding word by word needs of the pairs."""
         return self.decoder.read(self.memory(features))

@@ -1,5 +1,8 @@
 """Transformer parts that the procedure encoder and the caption decoder share."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -16,15 +19,36 @@ def dropout(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor
     return x * kept / (1 - rate)
 
 
-class Attention(nn.Module):
-    """Multi-head attention by ``F.scaled_dot_product_attention``: no matrix of weights is materialised."""
+@dataclass(frozen=True)
+class Blocked:
+    """Neighbouring rows of an attention matrix that do not see everything; all other rows do."""
 
-    def __init__(self, width: int, heads: int, memory_width: int | None = None) -> None:
+    first: int
+    visible: Bool[Tensor, "rows m"]
+    """True where a place may look."""
+
+
+class Attention(nn.Module):
+    """Multi-head attention by ``F.scaled_dot_product_attention``: no matrix of weights is materialised.
+
+    ``scale`` multiplies the scores; None is 1 / sqrt(width of a head).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        memory_width: int | None = None,
+        *,
+        bias: bool = True,
+        scale: float | None = None,
+        weight_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(memory_width or width, 2 * width)
-        self.out = nn.Linear(width, width)
+        self.heads, self.scale, self.weight_dropout = heads, scale, weight_dropout
+        self.query = nn.Linear(width, width, bias)
+        self.key_value = nn.Linear(memory_width or width, 2 * width, bias)
+        self.out = nn.Linear(width, width, bias)
 
     def split(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b heads s d2"]:
         return rearrange(x, "b s (heads d2) -> b heads s d2", heads=self.heads)
@@ -41,37 +65,73 @@ class Attention(nn.Module):
         values: Float[Tensor, "b heads m d2"],
         *,
         causal: bool = False,
-        visible: Bool[Tensor, "s m"] | None = None,
+        blocked: Blocked | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "b s d"]:
-        """``visible`` is True where a place may look."""
-        attended = F.scaled_dot_product_attention(
-            self.split(self.query(x)), keys, values, attn_mask=visible, is_causal=causal
-        )
+        """A generator means training: then weights are dropped, where this attention drops any."""
+        queries = self.split(self.query(x))
+        if generator is not None and self.weight_dropout:
+            attended = self._attend_dropping(queries, keys, values, causal, generator)
+        else:
+            attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=self.scale)
+        if blocked is not None:
+            rows = slice(blocked.first, blocked.first + len(blocked.visible))
+            again = F.scaled_dot_product_attention(
+                queries[:, :, rows], keys, values, attn_mask=blocked.visible, scale=self.scale
+            )
+            attended = torch.cat([attended[:, :, : rows.start], again, attended[:, :, rows.stop :]], dim=2)
         return self.out(rearrange(attended, "b heads s d2 -> b s (heads d2)"))
+
+    def _attend_dropping(
+        self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool, generator: torch.Generator
+    ) -> Tensor:
+        """With dropout on the weights, which torch's own attention would draw from the global generator."""
+        scores = queries @ keys.mT * (self.scale or queries.shape[-1] ** -0.5)
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        return dropout(scores.softmax(-1), self.weight_dropout, generator) @ values
+
+
+class QuickGELU(nn.Module):
+    """GELU as CLIP computes it: x sigmoid(1.702 x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
 
 
 class FeedForward(nn.Sequential):
-    """Two layers with GELU between."""
+    """Two layers with an activation between."""
 
-    def __init__(self, width: int, factor: int = 4) -> None:
-        super().__init__(nn.Linear(width, factor * width), nn.GELU(), nn.Linear(factor * width, width))
+    def __init__(self, width: int, activation: Callable[[], nn.Module] = nn.GELU, factor: int = 4) -> None:
+        super().__init__(nn.Linear(width, factor * width), activation(), nn.Linear(factor * width, width))
+
+
+class UnbiasedNorm(nn.Module):
+    """weight (x - mean) / (std + 1e-6) + bias, the std being that of N - 1: the norm of the reference's decoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
 
 
 class EncoderBlock(nn.Module):
     """Pre-norm self-attention and feed-forward, without dropout, as in CLIP's visual transformer."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, activation: Callable[[], nn.Module] = nn.GELU) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm_feed = nn.LayerNorm(width)
-        self.feed = FeedForward(width)
+        self.feed = FeedForward(width, activation)
 
-    def forward(
-        self, x: Float[Tensor, "b s d"], visible: Bool[Tensor, "s s"] | None = None
-    ) -> Float[Tensor, "b s d"]:
+    def forward(self, x: Float[Tensor, "b s d"], blocked: Blocked | None = None) -> Float[Tensor, "b s d"]:
         y = self.norm_attention(x)
-        x = x + self.attention.attend(y, *self.attention.keys_values(y), visible=visible)
+        x = x + self.attention.attend(y, *self.attention.keys_values(y), blocked=blocked)
         return x + self.feed(self.norm_feed(x))
 
 

@@ -1,19 +1,22 @@
 """The procedure encoder (paper, section 3.1): keyframes, some of them hidden, and the caption, in one sequence."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from einops import rearrange
 from torch import nn
 
-from procap.models.layers import Attention, EncoderBlock, start_silent, without_biases
-from procap.shapes import Bool, Features, Float, Tensor, Words
+from procap.models.layers import Attention, Blocked, EncoderBlock, QuickGELU, start_silent, without_biases
+from procap.shapes import Bool, Features, Float, Int, Tensor, Words
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes of a procedure encoder."""
+    """Sizes of a procedure encoder, and the choices in which the paper, the reference code and we differ.
+
+    Where a choice has a default, that is ours.
+    """
 
     frames: int
     """t: before, the kept frames, after."""
@@ -30,11 +33,43 @@ class EncoderConfig:
     width: int
     layers: int
     heads: int
+    start: Literal["comparison", "usual"] = "comparison"
+    """First weights. ``comparison``: the first block compares the ends and has three heads (our formulation);
+    ``usual``: random (reference, paper), and ``heads`` in every block."""
+    activation: Literal["gelu", "quick_gelu"] = "gelu"
+    """``quick_gelu`` is CLIP's (reference, paper)."""
+    reserved: bool = False
+    """A token [ST1] of no use between caption and e_csy (reference)."""
+    special_positions: bool = False
+    """e_align, [ST1] and e_csy are a sum of two learned vectors each (reference)."""
+    csy_sees: Literal["all", "frames"] = "all"
+    """``frames``: e_csy and [ST1] see themselves and what follows, not the caption (reference)."""
+    pads: Literal["shared", "placed"] = "shared"
+    """``placed``: [PAD] at place j has a vector of its own, row ``vocabulary`` + j of the words (reference)."""
+    queries: Literal["shared", "each"] = "shared"
+    """``shared``: one vector for every hidden place (reference); ``each``: one per frame and place (paper)."""
+    captions: bool = True
+    """Stage 1 shows the caption; without it the sequence begins at [ST1] or e_csy."""
 
     @property
     def hidden(self) -> int:
         """k: frames that stage 2 has to imagine."""
         return self.frames - 2
+
+
+@dataclass(frozen=True)
+class Imagining:
+    """What stage 2 shows the encoder besides the two pictures. Where a choice has a default, that is ours."""
+
+    between: Literal["queries", "frames", "nothing"] = "queries"
+    """Between the pictures: procedure queries (paper), real frames or nothing (its ablations)."""
+    prompt: Literal["none", "full", "without_align"] = "none"
+    """Before the pictures: ``full``: e_align, an empty caption, [ST1] if any, e_csy, as in stage 1 (paper);
+    ``without_align``: the same without e_align (reference)."""
+    prompt_rows: Literal["pads", "first"] = "pads"
+    """The empty caption's vectors: those of [PAD], or, by an oversight, the first rows of the words (reference)."""
+    mask_rows: Literal["right", "shifted"] = "right"
+    """Which rows ``csy_sees: frames`` blocks: theirs, or those that have their numbers in stage 1 (reference)."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +83,26 @@ class Encoded:
     frames: Float[Tensor, "b t n d"]
 
 
+OURS = Imagining()
+ACTIVATIONS = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+PAD = 0
+"""The number of [PAD], as in ``datasets.vocabulary``."""
+
+
 class AxialPositions(nn.Module):
     """One learned vector per frame, row and column, added up.
 
-    They begin at right angles to one another, in the first third of the width.
+    For a comparison they begin at right angles to one another, in the first third of the width.
     """
 
-    def __init__(self, frames: int, grid: int, width: int) -> None:
+    def __init__(self, frames: int, grid: int, width: int, start: str) -> None:
         super().__init__()
-        start = torch.zeros(frames + 2 * grid, width)
-        third = width // 3
-        start[:, :third] = nn.init.orthogonal_(torch.empty(len(start), third)) * third**0.5
-        frame, row, column = start.split([frames, grid, grid])
+        vectors, third = torch.zeros(frames + 2 * grid, width), width // 3
+        if start == "comparison":
+            vectors[:, :third] = nn.init.orthogonal_(torch.empty(len(vectors), third)) * third**0.5
+        else:
+            vectors.normal_()
+        frame, row, column = vectors.split([frames, grid, grid])
         self.frame = nn.Parameter(frame.reshape(frames, 1, 1, width).clone())
         self.row = nn.Parameter(row.reshape(1, grid, 1, width).clone())
         self.column = nn.Parameter(column.reshape(1, 1, grid, width).clone())
@@ -101,35 +144,48 @@ def compare_ends(attention: Attention, positions: AxialPositions) -> None:
 
 
 class ProcedureEncoder(nn.Module):
-    """Sequence: [align] caption [csy] frames. In stage 2 the frames stand alone, as in the paper's section 3.2."""
+    """Sequence: [align] caption [csy] frames, with [ST1] before [csy] where there is one (``EncoderConfig``).
+
+    In stage 2 the frames stand alone, as in the paper's section 3.2, or after a prompt (``Imagining``).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.width
+        width, n = config.width, config.grid**2
         self.feature_norm = nn.LayerNorm(config.feature_width)
         self.feature_embedding = nn.Linear(config.feature_width, width)
-        self.positions = AxialPositions(config.frames, config.grid, width)
-        self.query = nn.Parameter(torch.zeros(width))
-        self.word_embedding = nn.Embedding(config.vocabulary, width)
+        self.positions = AxialPositions(config.frames, config.grid, width, config.start)
+        self.query = nn.Parameter(torch.zeros(width if config.queries == "shared" else (config.frames, n, width)))
+        pads = config.words if config.pads == "placed" else 0
+        self.word_embedding = nn.Embedding(config.vocabulary + pads, width)
         self.word_positions = nn.Parameter(torch.randn(config.words, width))
         self.align = nn.Parameter(torch.randn(width))
         self.csy = nn.Parameter(torch.randn(width))
-        self.blocks = nn.ModuleList(EncoderBlock(width, config.heads if i else 3) for i in range(config.layers))
+        if config.reserved:
+            self.reserved = nn.Parameter(torch.randn(width))
+        if config.special_positions:
+            self.special_positions = nn.Parameter(torch.randn(2 + config.reserved, width))
+        comparing = config.start == "comparison"
+        self.blocks = nn.ModuleList(
+            EncoderBlock(width, 3 if comparing and i == 0 else config.heads, ACTIVATIONS[config.activation])
+            for i in range(config.layers)
+        )
         self.token_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, config.codes))
         self.align_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
         self.csy_head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
-        self.start()
+        if comparing:
+            self.start_comparing()
 
     @torch.no_grad()
-    def start(self) -> None:
+    def start_comparing(self) -> None:
         """First weights: a comparison of the ends, and nothing else that is loud."""
         without_biases(self)
         third = self.config.width // 3
         content = nn.init.orthogonal_(torch.empty(third, self.config.feature_width))
         self.feature_embedding.weight.zero_()
         self.feature_embedding.weight[third : 2 * third] = content * (self.config.feature_width / third) ** 0.5
-        self.query[third : 2 * third].normal_()
+        self.query[..., third : 2 * third].normal_()
         first: Any = self.blocks[0]
         compare_ends(first.attention, self.positions)
         for block in cast(Any, self.blocks):
@@ -145,28 +201,95 @@ class ProcedureEncoder(nn.Module):
         return embedded + self.positions()
 
     def embed_caption(self, words: Words) -> Float[Tensor, "b s d"]:
-        """[align] caption [csy] as vectors."""
-        b = words.shape[0]
-        caption = self.word_embedding(words) + self.word_positions
-        return torch.cat([self.align.expand(b, 1, -1), caption, self.csy.expand(b, 1, -1)], dim=1)
+        """What stage 1 puts before the frames: [align] caption [csy] as vectors."""
+        if not self.config.captions:
+            return self.specials()[1:].expand(len(words), -1, -1)
+        return self.surround(self.rows(words))
+
+    def rows(self, words: Words) -> Words:
+        """Rows of the words' vectors."""
+        if self.config.pads == "shared":
+            return words
+        places = torch.arange(self.config.words, device=words.device)
+        return torch.where(words == PAD, self.config.vocabulary + places, words)
+
+    def specials(self) -> Float[Tensor, "s d"]:
+        """[align], [ST1] where there is one, [csy]."""
+        reserved = [self.reserved] if self.config.reserved else []
+        vectors = torch.stack([self.align, *reserved, self.csy])
+        return vectors + self.special_positions if self.config.special_positions else vectors
+
+    def surround(self, rows: Int[Tensor, "b l"]) -> Float[Tensor, "b s d"]:
+        """A caption, given as rows of the words' vectors, between [align] and the other special tokens."""
+        specials = self.specials().expand(len(rows), -1, -1)
+        caption = self.word_embedding(rows) + self.word_positions
+        return torch.cat([specials[:, :1], caption, specials[:, 1:]], dim=1)
 
     def forward(self, caption: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"]) -> Encoded:
         """Encode an embedded caption with embedded frames (stage 1)."""
-        t = frames.shape[1]
-        x = torch.cat([caption, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
-        for block in self.blocks:
-            x = block(x)
-        s = caption.shape[1]
+        t, s = frames.shape[1], caption.shape[1]
+        x = self.transform(caption, frames, self.unseeing(s))
         return Encoded(x[:, 0], x[:, s - 1], rearrange(x[:, s:], "b (t n) d -> b t n d", t=t))
 
-    def imagine(self, ends: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b t n d"]:
-        """Encode before and after with procedure queries between them (stage 2, section 3.2)."""
-        b, _, n, _ = ends.shape
-        hidden = self.config.hidden
-        embedded = self.feature_embedding(self.feature_norm(ends))
-        queries = self.query.to(embedded.dtype).expand(b, hidden, n, -1)
-        frames = torch.cat([embedded[:, :1], queries, embedded[:, 1:]], dim=1) + self.positions()
-        x = rearrange(frames, "b t n d -> b (t n) d")
+    def transform(
+        self, start: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"], first: int
+    ) -> Float[Tensor, "b s2 d"]:
+        """The blocks' output; with ``csy_sees: frames`` the rows from ``first`` on see what follows them only."""
+        x = torch.cat([start, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
+        blocked = None
+        if self.config.csy_sees == "frames" and start.shape[1]:
+            places = torch.arange(x.shape[1], device=x.device)
+            rows = slice(first, first + 1 + self.config.reserved)
+            blocked = Blocked(first, places >= places[rows, None])
         for block in self.blocks:
-            x = block(x)
-        return rearrange(x, "b (t n) d -> b t n d", t=hidden + 2)
+            x = block(x, blocked)
+        return x
+
+    def unseeing(self, s: int) -> int:
+        """The first row that ``csy_sees: frames`` blocks, where ``s`` vectors stand before the frames."""
+        return s - 1 - self.config.reserved
+
+    def imagine(self, seen: Float[Tensor, "b f n c"], imagining: Imagining = OURS) -> Float[Tensor, "b t n d"]:
+        """Encode before (index 0) and after (index -1) with what ``imagining`` puts between them (section 3.2).
+
+        ``between: frames`` reads all of ``seen``, which then has t frames.
+        """
+        if imagining.between != "frames":
+            seen = seen[:, [0, -1]]
+        frames, positions = self.feature_embedding(self.feature_norm(seen)), self.positions()
+        if imagining.between == "nothing":
+            positions = positions[[0, -1]]
+        if imagining.between == "queries":
+            b, _, n, _ = frames.shape
+            query = self.query if self.config.queries == "shared" else self.query[1:-1]
+            queries = query.to(frames.dtype).expand(b, self.config.hidden, n, -1)
+            frames = torch.cat([frames[:, :1], queries, frames[:, 1:]], dim=1)
+        frames = frames + positions
+        start = self.prompt(len(seen), imagining)
+        s = start.shape[1]
+        first = self.unseeing(s) if imagining.mask_rows == "right" else 1 + self.config.words
+        x = self.transform(start, frames, first)
+        return rearrange(x[:, s:], "b (t n) d -> b t n d", t=frames.shape[1])
+
+    def prompt(self, b: int, imagining: Imagining) -> Float[Tensor, "b s d"]:
+        """What stage 2 puts before the frames: nothing, or an empty caption."""
+        if imagining.prompt == "none":
+            return self.align.new_empty(b, 0, self.config.width)
+        rows = torch.arange(self.config.words, device=self.align.device)
+        if imagining.prompt_rows == "pads":
+            rows = self.rows(torch.full_like(rows, PAD)[None])[0]
+        whole = self.surround(rows.expand(b, -1))
+        return whole[:, 1:] if imagining.prompt == "without_align" else whole
+
+    def freeze_unimagined(self, imagining: Imagining) -> None:
+        """Stop training what ``imagine`` does not read; ``token_head`` stays, to look at what was imagined."""
+        unread: list[Any] = [self.token_head, self.align_head, self.csy_head]
+        if imagining.prompt != "full":
+            unread.append(self.align)
+        if imagining.prompt == "none":
+            unread += [self.csy, self.word_embedding, self.word_positions]
+            unread += [getattr(self, name) for name in ("reserved", "special_positions") if hasattr(self, name)]
+        if imagining.between != "queries" or self.config.hidden == 0:
+            unread.append(self.query)
+        for part in unread:
+            part.requires_grad_(False)
