@@ -2,12 +2,24 @@
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from procap.datasets.corpora import CORPORA
+from procap.datasets.corpus import Corpus
+from procap.datasets.table import COLUMNS, EXAMPLE
 from procap.errors import BadInput
+
+
+class OnError(StrEnum):
+    """What a pair that cannot be used does."""
+
+    stop = "stop"
+    skip = "skip"
+
 
 app = typer.Typer(
     name="procap",
@@ -20,6 +32,13 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at params.yaml.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+import_app = typer.Typer(
+    help="Make a corpus on disk, published or your own, the input of the pipeline.\n\n"
+    "`procap import table --help` says how your own pairs have to look.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(import_app, name="import")
 
 
 @app.command(epilog="Examples:  procap repro  |  procap repro caption  |  procap repro caption@static --force")
@@ -199,6 +218,75 @@ def render(
         raise BadInput("something is there", where=str(folder), expected="a new or empty folder", do="name another")
     write_official_layout(folder, replace(settings, count=count or settings.count), Terminal("render"))
     typer.echo(f"written: {folder}")
+
+
+def _add_import(corpus: Corpus) -> None:
+    """``procap import <corpus>``: the corpora differ in layout only."""
+
+    @import_app.command(corpus.name, short_help=corpus.title, help=_import_help(corpus))
+    def import_corpus(
+        folder: Annotated[Path, typer.Argument(help="Where the corpus is.")],
+        limit: Annotated[int | None, typer.Option(min=3, help="Only so many pairs, from all splits.")] = None,
+        link: Annotated[
+            bool, typer.Option("--link/--copy", help="Link to the files, of which DVC then keeps no copy either.")
+        ] = False,
+        splits: Annotated[
+            str | None, typer.Option(help="Draw splits with these shares of train, val and test, as 0.8,0.1,0.1.")
+        ] = None,
+        on_error: Annotated[
+            OnError, typer.Option(help="At a pair that cannot be used: stop, or leave it out and count it.")
+        ] = OnError.stop,
+    ) -> None:
+        from flows.console import Terminal
+        from flows.importing import import_corpus
+
+        root = Path.cwd()
+        done = import_corpus(
+            root,
+            corpus.name,
+            folder,
+            limit=limit,
+            shares=_shares(splits) if splits else None,
+            skip=on_error is OnError.skip,
+            link=link,
+            report=Terminal("import"),
+        )
+        typer.echo(f"data/raw/{corpus.name}: " + ", ".join(f"{count} {split}" for split, count in done.counts.items()))
+        for reason, count in done.left_out.items():
+            typer.echo(f"left out: {count} {reason}")
+        for warning in done.warnings:
+            typer.echo(f"LOOK: {warning}")
+        typer.echo(f"params.yaml: dataset.name is {corpus.name}; `procap repro` trains on it")
+
+
+def _import_help(corpus: Corpus) -> str:
+    """The tree, and for a table what its columns mean; \\b keeps lines as they are."""
+    parts = [f"{corpus.title}.", f"\b\nExpected in FOLDER:\n{corpus.tree.rstrip()}"]
+    if corpus.own:
+        columns = "\n".join(f"{name:13}{means}" for name, means in COLUMNS.items())
+        parts.append(f"\b\nColumns, of which before, after and caption are needed:\n{columns}")
+        parts.append(f"\b\nExample:\n{EXAMPLE.rstrip()}")
+        parts.append(
+            "Splits are drawn 8 : 1 : 1 by the seed in params.yaml; pairs that share a picture, under any name, stay "
+            "together. Without a change type the captions tell whether anything changed."
+        )
+    return "\n\n".join(parts)
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or min(shares, default=-1) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise BadInput(
+            f"'{text}' are no shares", where="--splits", expected="three numbers that sum to 1", do="try 0.8,0.1,0.1"
+        )
+    return shares
+
+
+for _corpus in CORPORA.values():
+    _add_import(_corpus)
 
 
 def main() -> None:

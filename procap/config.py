@@ -16,7 +16,17 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
-CorpusName = Literal["rendered", "clevr_change"]
+CorpusName = Literal[
+    "rendered",
+    "clevr_change",
+    "clevr_dc",
+    "spot_the_diff",
+    "image_editing_request",
+    "birds_to_words",
+    "levir_cc",
+    "levir_mci",
+    "table",
+]
 CaptionerName = Literal["static", "procap"]
 Optimiser = Annotated[
     Literal["adamw", "adam", "bert_adam"],
@@ -37,7 +47,8 @@ class Section(BaseModel):
 class Dataset(Section):
     """Which corpus."""
 
-    name: CorpusName = Field(description="rendered: scenes made here; clevr_change: data/raw/clevr_change")
+    name: CorpusName = Field(description="rendered: scenes made here; any other: data/raw/<name>, see `procap import`")
+    on_error: Literal["stop", "skip"] = Field(description="stop at a picture that cannot be used, or skip its pair")
 
 
 class Scenes(Section):
@@ -68,7 +79,8 @@ class Prepare(Section):
     image_size: Annotated[int, Field(ge=32, le=512, multiple_of=16)] = Field(description="pixels; pictures are square")
     words: Annotated[int, Field(ge=6, le=128)] = Field(description="longest caption, its two marks included")
     min_count: Count = Field(description="a word seen fewer times in the training captions is [UNK]")
-    limit: Count | None = Field(description="use only the first pairs of a corpus on disk; null: all")
+    limit: Count | None = Field(description="use only so many pairs of a corpus on disk; null: all")
+    vocabulary: str | None = Field(description="a released {word: number} file; null: count the training captions")
     scenes: Scenes
 
 

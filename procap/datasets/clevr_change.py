@@ -1,78 +1,71 @@
-"""A corpus laid out as CLEVR-Change is: three folders of pictures, captions by the name of the picture before.
+"""CLEVR-Change (Park et al., 2019): three folders of pictures, captions by the name of the picture before.
 
 ``images/CLEVR_default_000017.png`` is before, ``sc_images/CLEVR_semantic_000017.png`` changed and
 ``nsc_images/CLEVR_nonsemantic_000017.png`` a distractor. ``masks/`` and ``type_mapping.json`` may be there or not.
 """
 
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
-from procap.errors import BadInput
+from procap.datasets.corpus import (
+    NO_CHANGE,
+    SPLITS,
+    TYPE_NAMES,
+    UNKNOWN_CHANGE,
+    Corpus,
+    PairFiles,
+    Reading,
+    bad_form,
+    first_there,
+    read_json,
+    refuse,
+    sentences_of,
+)
 
-TYPE_NAMES = {name: name for name in CHANGE_TYPES} | {"texture": "material"}
-"""What CLEVR-Change calls the types."""
+TREE = """\
+images/                  CLEVR_default_000000.png ...      before
+sc_images/               CLEVR_semantic_000000.png ...     changed
+nsc_images/              CLEVR_nonsemantic_000000.png ...  camera, light only
+change_captions.json     {"CLEVR_default_000000.png": ["a sentence", ...],
+                         ...}
+no_change_captions.json  likewise
+splits.json              {"train": [0, ...], "val": [...], "test": [...]}
+type_mapping.json        {"color": ["CLEVR_default_000000.png", ...], ...}
+                         optional
+masks/                   CLEVR_mask_000000.png ...
+                         optional, not in the published data
+"""
 
 _NAME = re.compile(r"^CLEVR_default_(\d+)\.png$")
 _FORM = "{name of the picture before: [sentence, ...]}"
 
 
-@dataclass(frozen=True)
-class PairFiles:
-    """One pair, its files and what is said of it; nothing was decoded yet."""
-
-    id: str
-    group: str
-    split: str
-    change_type: str
-    captions: tuple[str, ...]
-    before: Path
-    after: Path
-    mask: Path | None
-    """None for a distractor, whose mask is empty, and in a corpus without masks."""
-
-
-def read_pairs(folder: Path, limit: int | None = None) -> list[PairFiles]:
-    """Every pair in order of scene, changed before distractor; ``limit``: only the first pairs.
-
-    Raises BadInput that names the files that are missing, or that no caption or split speaks of.
-    """
-    if not folder.is_dir():
-        raise BadInput(
-            "the corpus is not there",
-            where=str(folder),
-            expected="images/ sc_images/ nsc_images/ change_captions.json no_change_captions.json splits.json",
-            do="unpack CLEVR-Change there, or set dataset.name: rendered",
-        )
+def read(folder: Path) -> Reading:
+    """Every pair in order of scene, changed before distractor; BadInput also for pictures without captions."""
+    first_there(folder, ["change_captions.json"], "change_captions.json and what belongs to it")
     changed, unchanged = (_captions(folder / f"{kind}_captions.json") for kind in ("change", "no_change"))
-    splits, types = _splits(folder / "splits.json"), _types(folder / "type_mapping.json")
+    splits, types = read_splits(folder / "splits.json"), _types(folder / "type_mapping.json")
     scenes = sorted(changed.keys() | unchanged.keys())
-    _complain(
+    refuse(
         [scene for scene in scenes if scene not in splits],
         "scenes with captions are in no split",
         folder / "splits.json",
         "the number of every scene in train, val or test",
     )
-    pairs = list(_pairs(folder, scenes, changed, unchanged, splits, types))[:limit]
-    missing = [path for pair in pairs for path in (pair.before, pair.after) if not path.is_file()]
-    _complain(
-        [path.relative_to(folder).as_posix() for path in dict.fromkeys(missing)],
-        "pictures are missing",
-        folder,
-        "both pictures of every pair that has captions",
-    )
-    if limit is None:
-        _refuse_strangers(folder, pairs)
-    return pairs
+    pairs = tuple(_pairs(folder, scenes, changed, unchanged, splits, types))
+    _refuse_strangers(folder, pairs)
+    return Reading(pairs)
 
 
-def has_masks(folder: Path) -> bool:
-    """Whether the corpus says where the changes are."""
-    return (folder / "masks").is_dir()
+CORPUS = Corpus(
+    "clevr_change",
+    "CLEVR-Change: rendered scenes, one change or none, small moves of camera and light",
+    TREE,
+    read,
+    {"train": 67_660, "val": 3_976, "test": 7_970},
+)
 
 
 def _pairs(
@@ -83,24 +76,25 @@ def _pairs(
     splits: dict[int, str],
     types: dict[int, str],
 ) -> Iterator[PairFiles]:
+    masked = (folder / "masks").is_dir()
     for scene in scenes:
         group = f"{scene:06d}"
         before = folder / "images" / f"CLEVR_default_{group}.png"
         if scene in changed:
             after = folder / "sc_images" / f"CLEVR_semantic_{group}.png"
-            mask = folder / "masks" / f"CLEVR_mask_{group}.png" if has_masks(folder) else None
+            mask = folder / "masks" / f"CLEVR_mask_{group}.png" if masked else None
             kind = types.get(scene, UNKNOWN_CHANGE)
             yield PairFiles(f"{group}c", group, splits[scene], kind, changed[scene], before, after, mask)
         if scene in unchanged:
             after = folder / "nsc_images" / f"CLEVR_nonsemantic_{group}.png"
-            yield PairFiles(f"{group}nc", group, splits[scene], NO_CHANGE, unchanged[scene], before, after, None)
+            yield PairFiles(f"{group}nc", group, splits[scene], NO_CHANGE, unchanged[scene], before, after)
 
 
-def _refuse_strangers(folder: Path, pairs: list[PairFiles]) -> None:
+def _refuse_strangers(folder: Path, pairs: tuple[PairFiles, ...]) -> None:
     """Pictures that belong to no pair hint at captions that were lost."""
     known = {path for pair in pairs for path in (pair.before, pair.after)}
     found = [path for part in ("images", "sc_images", "nsc_images") for path in sorted((folder / part).glob("*.*"))]
-    _complain(
+    refuse(
         [path.relative_to(folder).as_posix() for path in found if path not in known and not path.name.startswith(".")],
         "pictures have no captions",
         folder,
@@ -109,48 +103,47 @@ def _refuse_strangers(folder: Path, pairs: list[PairFiles]) -> None:
 
 
 def _captions(path: Path) -> dict[int, tuple[str, ...]]:
-    content = _read(path, _FORM)
+    content = read_json(path, _FORM)
     if not isinstance(content, dict):
-        raise _form(path, f"a {type(content).__name__} at the top", _FORM)
+        raise bad_form(path, f"a {type(content).__name__} at the top", _FORM)
     found = {}
     for name, sentences in content.items():
         scene = _scene(name, path)
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise _form(path, f"the captions of '{name}' are no list of sentences", _FORM)
         if scene in found:
-            raise _form(path, f"scene {scene} is there twice", _FORM)
-        found[scene] = tuple(sentences)
+            raise bad_form(path, f"scene {scene} is there twice", _FORM)
+        found[scene] = sentences_of(sentences, path, f"'{name}'", _FORM)
     return found
 
 
-def _splits(path: Path) -> dict[int, str]:
+def read_splits(path: Path) -> dict[int, str]:
+    """The split of every scene. Raises BadInput."""
     form = '{"train": [number of a scene, ...], "val": [...], "test": [...]}'
-    content = _read(path, form)
+    content = read_json(path, form)
     if not isinstance(content, dict) or set(content) != set(SPLITS):
-        raise _form(path, "these are not the three splits", form)
+        raise bad_form(path, "these are not the three splits", form)
     found: dict[int, str] = {}
     for split in SPLITS:
         for scene in content[split] if isinstance(content[split], list) else [None]:
             if type(scene) is not int:
-                raise _form(path, f"split '{split}' has {scene!r}", form)
+                raise bad_form(path, f"split '{split}' has {scene!r}", form)
             if scene in found:
-                raise _form(path, f"scene {scene} is in '{found[scene]}' and in '{split}'", "every scene once")
+                raise bad_form(path, f"scene {scene} is in '{found[scene]}' and in '{split}'", "every scene once")
             found[scene] = split
     return found
 
 
 def _types(path: Path) -> dict[int, str]:
     """Change types by scene; empty where the corpus does not tell."""
-    form = '{"color": [name of the picture before, ...], ...} with ' + ", ".join(TYPE_NAMES)
     if not path.exists():
         return {}
-    content = _read(path, form)
+    form = '{"color": [name of the picture before, ...], ...} with ' + ", ".join(TYPE_NAMES)
+    content = read_json(path, form)
     if not isinstance(content, dict):
-        raise _form(path, f"a {type(content).__name__} at the top", form)
+        raise bad_form(path, f"a {type(content).__name__} at the top", form)
     found = {}
     for kind, names in content.items():
         if kind not in TYPE_NAMES or not isinstance(names, list):
-            raise _form(path, f"'{kind}' is no change type with a list of pictures", form)
+            raise bad_form(path, f"'{kind}' is no change type with a list of pictures", form)
         for name in names:
             found[_scene(name, path)] = TYPE_NAMES[kind]
     return found
@@ -159,26 +152,5 @@ def _types(path: Path) -> dict[int, str]:
 def _scene(name: Any, path: Path) -> int:
     match = _NAME.match(name) if isinstance(name, str) else None
     if not match:
-        raise _form(path, f"{name!r} is no name of a picture before", "names like CLEVR_default_000017.png")
+        raise bad_form(path, f"{name!r} is no name of a picture before", "names like CLEVR_default_000017.png")
     return int(match[1])
-
-
-def _read(path: Path, form: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _form(path, "the file is not there", form) from None
-    except (ValueError, OSError) as error:
-        raise _form(path, f"this is not JSON ({error})", form) from None
-
-
-def _form(path: Path, what: str, expected: str) -> BadInput:
-    return BadInput(what, where=str(path), expected=expected, do="mend the file, or take it from the corpus anew")
-
-
-def _complain(names: list[Any], what: str, where: Path, expected: str) -> None:
-    if names:
-        shown = ", ".join(map(str, names[:10])) + (" ..." if len(names) > 10 else "")
-        raise BadInput(
-            f"{len(names)} {what}: {shown}", where=str(where), expected=expected, do="complete the corpus, or prune it"
-        )

@@ -11,7 +11,8 @@ from jaxtyping import UInt8
 
 from procap.errors import BadInput
 
-FORMATS = ("PNG", "JPEG")
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
+"""Pictures that stand still; a file of several is refused, unless it is a photograph with a preview inside."""
 MOST_PIXELS = 40_000_000
 """Of one picture; asked of its header, before anything is decoded."""
 MOST_BYTES = 200_000_000
@@ -20,9 +21,9 @@ _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error,
 
 
 def read_image(path: Path) -> UInt8[np.ndarray, "h w 3"]:
-    """Decode a PNG or JPEG file to RGB, turned the way its EXIF orientation says; transparency becomes white.
+    """Decode a picture to RGB, turned the way its EXIF orientation says; transparency becomes white.
 
-    Raises BadInput for anything that is not there, not such a picture, truncated, damaged or too large.
+    Raises BadInput for anything that is not there, not of FORMATS, animated, truncated, damaged or too large.
     """
     from PIL import ImageOps
 
@@ -31,10 +32,18 @@ def read_image(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         return np.array(_as_rgb(upright), np.uint8)
 
 
-def read_mask(path: Path) -> UInt8[np.ndarray, "h w"]:
-    """Decode a mask: 255 where the file is lighter than middle gray, else 0. Raises BadInput as ``read_image``."""
+def read_mask(path: Path, classes: int = 1) -> UInt8[np.ndarray, "h w"]:
+    """Decode a mask: 255 where the file is lighter than middle gray, else 0. Raises BadInput as ``read_image``.
+
+    Of two ``classes``, what is near middle gray is 128, the first, and what is near white 255, the second.
+    """
+    from PIL import ImageOps
+
     with _opened(path) as picture:
-        return np.where(np.array(picture.convert("L")) > 127, np.uint8(255), np.uint8(0))
+        gray = np.array(ImageOps.exif_transpose(picture).convert("L"))
+    if classes == 1:
+        return np.where(gray > 127, np.uint8(255), np.uint8(0))
+    return np.select([gray > 191, gray > 63], [np.uint8(255), np.uint8(128)], np.uint8(0))
 
 
 def resize(image: UInt8[np.ndarray, "h w 3"], side: int) -> UInt8[np.ndarray, "side side 3"]:
@@ -45,11 +54,17 @@ def resize(image: UInt8[np.ndarray, "h w 3"], side: int) -> UInt8[np.ndarray, "s
 
 
 def resize_mask(mask: UInt8[np.ndarray, "h w"], side: int) -> UInt8[np.ndarray, "side side"]:
-    """The same for a mask; a pixel belongs to it where at least half of it did."""
+    """The same for a mask; a pixel belongs to it, and to its second class, where at least half of it did."""
     from PIL import Image
 
-    smooth = np.array(Image.fromarray(mask).resize((side, side), Image.Resampling.BILINEAR))
-    return np.where(smooth > 127, np.uint8(255), np.uint8(0))
+    def share(inside: np.ndarray) -> np.ndarray:
+        whole = Image.fromarray(np.where(inside, np.uint8(255), np.uint8(0)))
+        return np.array(whole.resize((side, side), Image.Resampling.BILINEAR))
+
+    changed = share(mask > 0)
+    second = share(mask == 255)
+    kinds = np.where(2 * second.astype(int) > changed, np.uint8(255), np.uint8(128))
+    return np.where(changed > 127, kinds, np.uint8(0))
 
 
 def _opened(path: Path) -> Any:
@@ -67,9 +82,13 @@ def _opened(path: Path) -> Any:
         if picture.width * picture.height > MOST_PIXELS:
             picture.close()
             raise _bad(path, f"a picture of {picture.width} x {picture.height} pixels is too large")
+        frames = getattr(picture, "n_frames", 1)
+        if frames > 1 and picture.format != "MPO":
+            picture.close()
+            raise _bad(path, f"a moving picture of {frames} frames")
         picture.load()
     except Image.UnidentifiedImageError:
-        raise _bad(path, "neither PNG nor JPEG, whatever its name says") from None
+        raise _bad(path, f"not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, whatever its name says") from None
     except Image.DecompressionBombError:
         raise _bad(path, "a picture with far too many pixels") from None
     except _DAMAGE as error:
@@ -92,6 +111,6 @@ def _bad(path: Path, what: str) -> BadInput:
     return BadInput(
         what,
         where=str(path),
-        expected=f"a readable {' or '.join(FORMATS)} file of at most {MOST_PIXELS // 10**6} million pixels",
+        expected=f"a readable, still picture ({', '.join(FORMATS)}) of at most {MOST_PIXELS // 10**6} million pixels",
         do="replace the file, or take its pair out of the corpus",
     )

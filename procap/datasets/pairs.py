@@ -7,15 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from procap.datasets.corpus import CHANGE_TYPES, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
 from procap.datasets.shards import Shards
 from procap.errors import BadInput
-
-SPLITS = ("train", "val", "test")
-
-CHANGE_TYPES = ("color", "material", "add", "drop", "move")
-NO_CHANGE = "none"
-UNKNOWN_CHANGE = "unknown"
-"""A pair that differs, in a corpus that does not say how."""
 
 COLUMNS = ("id", "group", "split", "change_type", "captions", "before", "after", "mask")
 """Columns of ``pairs.parquet``, one row per pair.
@@ -27,8 +21,11 @@ change_type  one of CHANGE_TYPES, NO_CHANGE or UNKNOWN_CHANGE
 captions     list of sentences, any of which describes the pair
 before       row in the ``images`` shards (uint8, h w 3)
 after        likewise
-mask         row in the ``masks`` shards (uint8, h w; 255 where the change shows, before and after united), -1: none
+mask         row in the ``masks`` shards (uint8, h w; 255 where the change shows, before and after united; where masks
+             tell two kinds of change apart, 128 is the first kind and 255 the second), -1: none
 """
+
+__all__ = ("CHANGE_TYPES", "COLUMNS", "NO_CHANGE", "SPLITS", "UNKNOWN_CHANGE", "Pairs")
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,27 @@
 """From a corpus (rendered here or on disk) to one table of pairs, shards of square pictures, and the words."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from procap.config import Params
-from procap.datasets import clevr_change, rendered
+from procap.datasets import rendered
+from procap.datasets.corpus import PairFiles
 from procap.datasets.images import read_image, read_mask, resize, resize_mask
 from procap.datasets.pairs import CHANGE_TYPES, COLUMNS, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
-from procap.datasets.parallel import in_order
 from procap.datasets.scenes.scene import SceneSettings
 from procap.datasets.shards import ShardWriter
 from procap.datasets.vocabulary import MARKS, Vocabulary, sequence_length, tokenize
 from procap.errors import BadInput
 from procap.files import atomic_folder, write_json, write_text
 from procap.report import Report, silent
+from procap.steps.corpus import check_shapes, loaded, read_corpus
 
 SHOWN_PER_TYPE = 2
 """Training pairs of each change type in the sample picture."""
@@ -44,27 +45,44 @@ class Pair:
 
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
-    """Write ``data/prepare``: pairs.parquet, images, masks and truth shards, vocabulary, scenes.jsonl, summary.json."""
+    """Write ``data/prepare``: pairs.parquet, images, masks and truth shards, vocabulary, scenes.jsonl, summary.json.
+
+    Also written: long_captions.jsonl, captions that the models will cut; unknown_words.json, how often a word is used
+    that the vocabulary lacks; set_aside.jsonl, pairs that ``dataset.on_error: skip`` left out, and why.
+    """
     import pandas as pd
 
+    descriptions: list[dict[str, Any]] = []
+    set_aside: list[dict[str, Any]] = []
     with atomic_folder(data / "prepare") as fresh:
         if params.dataset.name == "rendered":
-            descriptions: list[dict[str, Any]] = []
             pairs = _rendered(corpus_settings(params), descriptions, report)
         else:
-            pairs = _on_disk(data / "raw" / params.dataset.name, params, report)
+            pairs = _on_disk(data / "raw" / params.dataset.name, params, set_aside, report)
         rows, shown = _write_pairs(pairs, fresh)
         table = pd.DataFrame(rows, columns=list(COLUMNS))
         vocabulary = _words(table, params)
-        if params.dataset.name == "rendered":
-            lines = [json.dumps(each, sort_keys=True) + "\n" for each in descriptions]
-            write_text(fresh / "scenes.jsonl", "".join(lines))
         table.to_parquet(fresh / "pairs.parquet", index=False)
         write_json(fresh / "vocabulary.json", vocabulary.to_json())
-        summary = _summary(table, vocabulary)
+        text = _text_report(table, vocabulary)
+        for name, lines in (
+            ("scenes", descriptions if params.dataset.name == "rendered" else None),
+            ("long_captions", text.long),
+            ("set_aside", set_aside),
+        ):
+            if lines is not None:
+                written = [json.dumps(each, sort_keys=True, ensure_ascii=False) + "\n" for each in lines]
+                write_text(fresh / f"{name}.jsonl", "".join(written))
+        write_json(fresh / "unknown_words.json", text.unknown)
+        summary = _summary(table, vocabulary) | {"text": text.summary, "set_aside": len(set_aside)}
         write_json(fresh / "summary.json", summary)
-    if summary["captions_cut"]:
-        report.note(f"{summary['captions_cut']} captions are longer than prepare.words and will be cut in training")
+    if text.long:
+        report.note(
+            f"{len(text.long)} captions are longer than prepare.words and will be cut in training: "
+            f"{data / 'prepare' / 'long_captions.jsonl'}"
+        )
+    if set_aside:
+        report.note(f"{len(set_aside)} pairs were set aside: {data / 'prepare' / 'set_aside.jsonl'}")
     counts = {f"pairs_{split}": summary["pairs"][split]["all"] for split in SPLITS} | {"words": summary["words"]}
     report.metrics({name: float(count) for name, count in counts.items()})
     report.picture("pairs.png", draw_pairs(shown))
@@ -99,33 +117,40 @@ def _rendered(settings: rendered.CorpusSettings, descriptions: list[dict[str, An
         )
 
 
-def _on_disk(folder: Path, params: Params, report: Report) -> Iterator[Pair]:
-    """Read, check and resize the pictures of a corpus in CLEVR-Change's layout."""
-    files = clevr_change.read_pairs(folder, params.prepare.limit)
-    scenes = [list(pairs) for _, pairs in groupby(files, key=lambda pair: pair.group)]
-    side, masked = params.prepare.image_size, clevr_change.has_masks(folder)
-    for pairs in report.progress(in_order(partial(_load, side=side, masked=masked), scenes), "scenes", len(scenes)):
-        yield from pairs
+def _on_disk(folder: Path, params: Params, set_aside: list[dict[str, Any]], report: Report) -> Iterator[Pair]:
+    """Read, check and resize the pictures of a corpus; pairs that are left out are appended to ``set_aside``."""
+    files = read_corpus(folder, params.dataset.name, params.prepare.limit).pairs
+    if any(pair.split is None for pair in files):
+        raise BadInput(
+            "the corpus has no splits",
+            where=str(folder),
+            expected="pairs in train, val and test",
+            do=f"move it elsewhere and run `procap import {params.dataset.name} <folder>`, which draws them",
+        )
+    masked = any(pair.mask for pair in files)
+    work = partial(_load, side=params.prepare.image_size, masked=masked)
+    runs = loaded(files, work, skip=params.dataset.on_error == "skip")
+    for run, pairs in report.progress(runs, "pictures before", len({pair.before for pair in files})):
+        if not isinstance(pairs, BadInput):
+            yield from pairs
+        else:
+            why = {"what": pairs.what, "where": pairs.where}
+            set_aside += [{"id": pair.id, "split": pair.split, **why} for pair in run]
 
 
-def _load(files: list[clevr_change.PairFiles], side: int, masked: bool) -> list[Pair]:
-    """The pairs of one scene; their picture before is read once."""
+def _load(files: list[PairFiles], side: int, masked: bool) -> list[Pair]:
+    """Pairs with one picture before, which is read once."""
     original = read_image(files[0].before)
     before, pairs = resize(original, side), []
     for pair in files:
         after = read_image(pair.after)
-        if after.shape != original.shape:
-            raise BadInput(
-                f"the pictures of pair '{pair.id}' differ in size: "
-                f"{original.shape[1]} x {original.shape[0]} and {after.shape[1]} x {after.shape[0]}",
-                where=f"{pair.before} and {pair.after}",
-                expected="two pictures of one size",
-                do="replace one of them, or take the pair out of the corpus",
-            )
-        mask = np.zeros((side, side), np.uint8) if masked else None
-        if pair.mask is not None:
-            mask = resize_mask(read_mask(pair.mask), side)
-        described = pair.id, pair.group, pair.split, pair.change_type, pair.captions
+        mask = read_mask(pair.mask, pair.classes) if pair.mask else None
+        check_shapes(pair.id, original, after, mask, pair)
+        if mask is not None:
+            mask = resize_mask(mask, side)
+        elif masked and pair.change_type == NO_CHANGE:
+            mask = np.zeros((side, side), np.uint8)
+        described = pair.id, pair.group, str(pair.split), str(pair.change_type), pair.captions
         pairs.append(Pair(*described, before, resize(after, side), mask))
     return pairs
 
@@ -142,10 +167,10 @@ def _write_pairs(pairs: Iterator[Pair], folder: Path) -> tuple[list[dict[str, An
         writers[name].append(row[None])
         return writers[name].count - 1
 
-    group, before = None, -1
+    last, before = None, -1
     for pair in pairs:
-        if pair.group != group:
-            group, before = pair.group, append("images", pair.before)
+        if pair.before is not last:
+            last, before = pair.before, append("images", pair.before)
         after = append("images", pair.after)
         mask = -1 if pair.mask is None else append("masks", pair.mask)
         if pair.truth is not None:
@@ -170,11 +195,46 @@ def _words(table: Any, params: Params) -> Vocabulary:
                 expected="pairs to train on, to select with and to test",
                 do="raise prepare.limit or prepare.scenes.count, or mend the splits",
             )
+    if params.prepare.vocabulary:
+        return Vocabulary.read_released(Path(params.prepare.vocabulary), params.prepare.words)
     train, seen = (
         [caption for captions in table.loc[table["split"].isin(splits), "captions"] for caption in captions]
         for splits in (("train",), ("train", "val"))
     )
     return Vocabulary.build(train, params.prepare.min_count, sequence_length(seen, params.prepare.words))
+
+
+@dataclass(frozen=True)
+class TextReport:
+    summary: dict[str, Any]
+    long: list[dict[str, Any]]
+    """Captions that do not fit, by pair."""
+    unknown: dict[str, int]
+    """How often each word is used that the vocabulary lacks, the most frequent first."""
+
+
+def _text_report(table: Any, vocabulary: Vocabulary) -> TextReport:
+    """Lengths and unknown words of the captions of every split."""
+    long, unknown, summary = [], Counter[str](), {}
+    for split in SPLITS:
+        lengths, lacking = [], Counter[str]()
+        for name, captions in table.loc[table["split"] == split, ["id", "captions"]].itertuples(index=False):
+            for caption in captions:
+                words = tokenize(caption)
+                lengths.append(len(words))
+                lacking.update(word for word in words if word not in vocabulary.numbers)
+                if len(words) > vocabulary.length - MARKS:
+                    long.append({"id": name, "split": split, "words": len(words), "caption": caption})
+        summary[split] = {
+            "captions": len(lengths),
+            "words": sum(lengths),
+            "words_per_caption": round(float(np.mean(lengths)), 3),
+            "words_in_the_longest": max(lengths),
+            "unknown_words": lacking.total(),
+            "unknown_share": round(lacking.total() / max(1, sum(lengths)), 6),
+        }
+        unknown += lacking
+    return TextReport(summary, long, dict(sorted(unknown.items(), key=lambda each: (-each[1], each[0]))))
 
 
 def _summary(table: Any, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -187,11 +247,9 @@ def _summary(table: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         }
         for split in SPLITS
     }
-    lengths = [len(tokenize(caption)) for captions in table["captions"] for caption in captions]
     return {
         "pairs": counts,
-        "captions": len(lengths),
-        "captions_cut": sum(length > vocabulary.length - MARKS for length in lengths),
+        "captions": int(table["captions"].map(len).sum()),
         "words": len(vocabulary.words),
         "length": vocabulary.length,
     }

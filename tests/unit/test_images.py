@@ -9,6 +9,7 @@ from procap.datasets.images import read_image, read_mask, resize, resize_mask
 from procap.errors import BadInput
 
 COLORS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+MOVES = [Image.fromarray(255 - COLORS)]
 
 
 def saved(path, array, mode=None, **options):
@@ -37,6 +38,17 @@ def test_gray_palette_and_sixteen_bit_pictures_become_rgb(tmp_path):
     assert read_image(saved(tmp_path / "cmyk.jpg", COLORS, "CMYK")).shape == COLORS.shape
 
 
+@pytest.mark.parametrize("suffix", ["gif", "webp", "bmp", "tiff"])
+def test_other_still_pictures_are_read_too(tmp_path, suffix):
+    plain = np.full((8, 8, 3), 200, np.uint8)
+    assert np.abs(read_image(saved(tmp_path / f"a.{suffix}", plain)).astype(int) - plain).max() < 4
+
+
+def test_a_photograph_with_a_preview_inside_is_no_moving_picture(tmp_path):
+    saved(tmp_path / "a.jpg", COLORS, format="MPO", save_all=True, append_images=MOVES, quality=95)
+    assert read_image(tmp_path / "a.jpg").shape == COLORS.shape
+
+
 def test_transparency_becomes_white(tmp_path):
     alpha = np.dstack([COLORS, np.zeros(COLORS.shape[:2], np.uint8)])
     alpha[:6, :, 3] = 255
@@ -63,7 +75,9 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path):
         "short.png": whole[: len(whole) // 2],
         "header.png": whole[:20],
         "flipped.png": bytes(broken),
-        "gif.png": saved(tmp_path / "a.gif", COLORS).read_bytes(),
+        "moving.png": saved(tmp_path / "a.gif", COLORS, save_all=True, append_images=MOVES).read_bytes(),
+        "moves.png": saved(tmp_path / "a.png", COLORS, save_all=True, append_images=MOVES).read_bytes(),
+        "picture.svg": b"<svg/>",
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -106,3 +120,13 @@ def test_masks_stay_black_and_white(tmp_path):
     assert np.array_equal(resize_mask(mask, 16), mask)
     assert np.array_equal(resize_mask(mask, 8), mask[::2, ::2])
     assert set(np.unique(resize_mask(mask, 7))) == {0, 255}
+
+
+def test_masks_of_two_classes_keep_them_apart(tmp_path):
+    mask = np.zeros((16, 16), np.uint8)
+    mask[2:8, 2:8], mask[8:14, 8:14] = 128, 255
+    path = saved(tmp_path / "m.png", mask)
+    assert np.array_equal(read_mask(path, 2), mask)
+    assert np.array_equal(read_mask(path) > 0, mask > 0), "of one class, both have changed"
+    assert np.array_equal(resize_mask(mask, 8), mask[::2, ::2])
+    assert set(np.unique(resize_mask(mask, 7))) == {0, 128, 255}

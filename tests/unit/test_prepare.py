@@ -134,10 +134,13 @@ def test_pictures_of_another_size_are_resized_and_a_pair_of_two_sizes_is_refused
     assert {p.name for p in tmp_path.iterdir()} == {"raw", "prepare"}, "and nothing half-written beside it"
 
 
-def test_a_limit_that_leaves_a_split_empty_is_refused(tmp_path):
+def test_an_empty_split_is_refused(tmp_path):
     write_official_layout(tmp_path / "raw" / "clevr_change", prepare.corpus_settings(params()))
-    with pytest.raises(BadInput, match="has no pairs"):
-        prepare.run(params("clevr_change", limit=2), tmp_path)
+    path = tmp_path / "raw" / "clevr_change" / "splits.json"
+    splits = json.loads(path.read_text())
+    path.write_text(json.dumps({"train": splits["train"] + splits["val"], "val": [], "test": splits["test"]}))
+    with pytest.raises(BadInput, match="'val' has no pairs"):
+        prepare.run(params("clevr_change"), tmp_path)
     assert not (tmp_path / "prepare").exists()
 
 
