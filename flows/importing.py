@@ -1,5 +1,6 @@
 """A corpus on disk becomes a tracked input: ``data/raw/<name>``, its ``.dvc`` file, and ``dataset.name``."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from flows.store import QUIET
 from procap.config import load_params
 from procap.datasets.corpora import CORPORA
 from procap.errors import BadInput
-from procap.files import atomic_folder
+from procap.files import atomic_folder, write_text
 from procap.report import Report, silent
 from procap.steps.corpus import Imported, write_raw
 
@@ -82,7 +83,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _track(root: Path, target: Path, copy: bool) -> None:
-    """``dvc add``; without ``copy`` DVC knows the digests, and its cache has nothing."""
+    """``dvc add``; without ``copy`` DVC knows the digests, and its cache never gets the files."""
     words = [sys.executable, "-m", "dvc", "add", "--quiet", *([] if copy else ["--no-commit"]), target.as_posix()]
     done = subprocess.run(words, cwd=root, env=os.environ | QUIET, capture_output=True, text=True)
     if done.returncode:
@@ -93,3 +94,12 @@ def _track(root: Path, target: Path, copy: bool) -> None:
             expected=f"{target}.dvc",
             do=f"run `dvc add {target}`, which says more",
         )
+    if not copy:
+        from ruamel.yaml import YAML
+
+        path, yaml = root / f"{target}.dvc", YAML()
+        content = yaml.load(path.read_text(encoding="utf-8"))
+        content["outs"][0]["cache"] = False  # `dvc repro` would commit it else
+        text = io.StringIO()
+        yaml.dump(content, text)
+        write_text(path, text.getvalue())
