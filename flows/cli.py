@@ -135,6 +135,30 @@ def caption(
     typer.echo(f"{said.text}  ({said.probability:.2f})")
 
 
+@app.command(
+    epilog="Example:  procap evaluate data/caption/procap/bundle /data/other/prepare --out elsewhere"
+)
+def evaluate(
+    bundle: Annotated[Path, typer.Argument(help="Folder of a trained captioner.")],
+    prepared: Annotated[Path, typer.Argument(help="Folder that the step prepare wrote; its test split is opened.")],
+    out: Annotated[Path, typer.Option(help="Where to write; new, or an earlier evaluation.")] = Path("evaluation"),
+) -> None:
+    """Score a trained captioner on the test split of another corpus."""
+    from rich.console import Console
+
+    from flows.console import Terminal
+    from flows.results import read_folder, scores_table
+    from procap.config import load_params
+    from procap.steps.evaluate import evaluate_bundle
+
+    if out.exists() and not (out / "metrics.json").exists():
+        raise BadInput("something else is there", where=str(out), expected="a new folder", do="name another")
+    params = load_params(Path("params.yaml"))
+    evaluate_bundle(params, bundle, prepared, out, corpus=str(prepared), report=Terminal("evaluate"))
+    Console().print(scores_table({bundle.name: read_folder(out)}))
+    typer.echo(f"written: {out}")
+
+
 @app.command()
 def metrics() -> None:
     """Print the test scores of every captioner and what is registered."""

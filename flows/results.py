@@ -20,11 +20,14 @@ SHOWN = (
 
 def read_scores(root: Path) -> dict[str, dict[str, float]]:
     """{captioner: {metric: value}} of ``data/evaluate``; metrics that were skipped are absent."""
-    found = {}
-    for path in sorted((root / "data" / "evaluate").glob("*/metrics.json")):
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        found[path.parent.name] = {name: scores[name] for name in SHOWN if name in scores}
-    return found
+    paths = sorted((root / "data" / "evaluate").glob("*/metrics.json"))
+    return {path.parent.name: read_folder(path.parent) for path in paths}
+
+
+def read_folder(folder: Path) -> dict[str, float]:
+    """{metric: value} of one evaluation."""
+    scores = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return {name: scores[name] for name in SHOWN if name in scores}
 
 
 def read_versions(root: Path) -> list[dict[str, Any]]:

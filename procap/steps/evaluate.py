@@ -13,47 +13,64 @@ from procap.datasets.pairs import Pairs
 from procap.errors import BadInput
 from procap.evaluation.page import Example, choose, page
 from procap.evaluation.scores import Told, confusion, flat, predictions, score_all, summary, type_rows
-from procap.files import atomic_folder, write_json, write_text
+from procap.files import atomic_folder, file_digest, write_json, write_text
 from procap.report import Report, silent
 
 
 def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
-    """``data/caption/<captioner>/bundle`` and the test pairs -> ``data/evaluate/<captioner>/``.
+    """``data/caption/<captioner>/bundle`` and the test pairs -> ``data/evaluate/<captioner>/``."""
+    bundle, target = data / "caption" / captioner / "bundle", data / "evaluate" / captioner
+    evaluate_bundle(params, bundle, data / "prepare", target, corpus=params.dataset.name, report=report)
 
-    Writes metrics.json, per_type.csv, confusion.csv (a row per pair: actual, predicted), predictions.json, page.html.
+
+def evaluate_bundle(
+    params: Params, bundle_folder: Path, prepared: Path, target: Path, *, corpus: str, report: Report = silent
+) -> None:
+    """Score a bundle on the test pairs of a folder that ``prepare`` wrote, its own corpus or another.
+
+    Writes metrics.json, per_type.csv, confusion.csv (a row per pair: actual, predicted), predictions.json and
+    page.html to ``target``; ``corpus`` is named on the page.
     """
     from procap.training.bundle import load_bundle
     from procap.training.runtime import start_runtime
 
-    pairs = Pairs.read(data / "prepare").split("test")
+    table_file = prepared / "pairs.parquet"
+    if not table_file.exists():
+        raise BadInput(
+            "there are no pairs",
+            where=str(table_file),
+            expected="a folder that the step prepare wrote",
+            do="name a folder data/prepare, or run `dvc repro prepare`",
+        )
+    pairs = Pairs.read(prepared).split("test")
     if not len(pairs):
         raise BadInput(
             "there is nothing to evaluate on",
-            where=str(data / "prepare" / "pairs.parquet"),
+            where=str(table_file),
             expected="at least one pair of the split test",
             do="give the corpus a test split (rendered scenes: prepare.scenes.splits) and run `dvc repro prepare`",
         )
     hardware = params.hardware
     runtime = start_runtime(hardware.device, hardware.threads, hardware.precision)
-    bundle = load_bundle(data / "caption" / captioner / "bundle", runtime.device)
+    bundle = load_bundle(bundle_folder, runtime.device)
     told = _tell(params, pairs, bundle, report)
     report.note(f"scoring {len(told)} captions")
     scores = score_all(told)
     table = summary(told, scores, generator=np.random.default_rng(params.seed))
-    if params.caption.selection == "test":
-        report.note("caption.selection is test: the weights were picked on these pairs, the numbers flatter them")
+    selection, origin = (bundle.provenance.get(name) for name in ("selected_on", "pairs_sha256"))
+    if selection == "test" and origin == file_digest(table_file):
+        report.note("the weights were picked on these very pairs (caption.selection: test), the numbers flatter them")
     for name, reason in sorted(table["skipped"].items()):
         report.note(f"{name}: {reason}")
     examples = _examples(params, pairs, bundle, told)
-    target = data / "evaluate" / captioner
     with atomic_folder(target) as folder:
         write_json(folder / "metrics.json", table)
         write_json(folder / "predictions.json", predictions(told, scores))
         write_text(folder / "per_type.csv", _csv(type_rows(table)))
         rows = [["actual", "predicted"], *([one.actual, one.parsed] for one in told)]
         write_text(folder / "confusion.csv", _csv(rows))
-        corpus, selection = params.dataset.name, params.caption.selection
-        write_text(folder / "page.html", page(captioner, corpus, selection, table, confusion(told), examples))
+        shown = page(bundle.name, corpus, selection or "unknown", table, confusion(told), examples)
+        write_text(folder / "page.html", shown)
     report.metrics(flat(table))
     report.picture("confusion.png", _confusion_figure(confusion(told)))
     for name in ("metrics.json", "predictions.json", "per_type.csv", "confusion.csv", "page.html"):

@@ -14,8 +14,10 @@ from procap.config import load_params
 from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, Pairs
 from procap.errors import BadInput
 from procap.evaluation import java
+from procap.files import file_digest
 from procap.report import Silent
 from procap.steps import evaluate
+from tests.small import captioner_config, small_captioner, small_vqgan
 from tests.toy import CAPTIONS, toy_prepared
 
 FILES = {"metrics.json", "per_type.csv", "confusion.csv", "predictions.json", "page.html"}
@@ -31,8 +33,11 @@ class Caption:
 class StubBundle:
     """Says ``sentences`` in turn, whatever it sees, and remembers what it was asked."""
 
+    name = "procap"
+
     def __init__(self, sentences: Iterator[str], frames: int) -> None:
         self.sentences, self.frames, self.asked = sentences, frames, []
+        self.provenance: dict[str, str] = {}
 
     def caption(self, before, after, *, beams, generator):
         assert isinstance(generator, torch.Generator)
@@ -188,6 +193,55 @@ def test_predictions_allow_scoring_again(data, params, bundled, no_java):
     assert np.mean([one["scores"]["CIDEr"] for one in told.values()]) == pytest.approx(table["CIDEr"], abs=1e-5)
     assert np.mean([one["change_right"] for one in told.values()]) == pytest.approx(table["change_accuracy"])
     assert {one["probability"] for one in told.values()} == {0.123457}
+
+
+def test_weights_that_these_pairs_picked_are_told_and_others_are_not(data, params, bundled, no_java):
+    digest = file_digest(data / "prepare" / "pairs.parquet")
+    for split, pairs, flattered in (("test", digest, True), ("test", "others", False), ("val", digest, False)):
+        bundle, listener = bundled(cycle(len(opened(data)))), Listener()
+        bundle.provenance = {"selected_on": split, "pairs_sha256": pairs}
+        evaluate.run(params, data, captioner="procap", report=listener)
+        assert any("flatter" in note for note in listener.notes) == flattered
+        assert f"selected on the split {split}" in (data / "evaluate" / "procap" / "page.html").read_text("utf-8")
+
+
+def test_another_corpus_is_scored_where_one_wants(data, params, bundled, no_java, tmp_path):
+    table = toy_prepared(tmp_path / "other", pairs=16, side=16, seed=5)
+    bundled(cycle(len(table)))
+    evaluate.evaluate_bundle(params, data / "bundle", tmp_path / "other", tmp_path / "out" / "here", corpus="elsewhere")
+    told = json.loads((tmp_path / "out" / "here" / "predictions.json").read_text(encoding="utf-8"))
+    assert set(told) == set(table["id"][table["split"] == "test"])
+    assert "elsewhere" in (tmp_path / "out" / "here" / "page.html").read_text("utf-8")
+
+
+def test_the_command_scores_a_real_bundle_on_another_corpus(workspace, no_java):
+    """``workspace`` is a project's folder; the captioner is untrained, so only the form of its scores is known."""
+    from typer.testing import CliRunner
+
+    from flows.cli import app
+    from procap.datasets.vocabulary import Vocabulary
+    from procap.training.bundle import write_bundle
+
+    vocabulary, config = Vocabulary(tuple(f"w{n:02d}" for n in range(12)), 7), captioner_config("procap")
+    write_bundle(
+        workspace / "mine", "procap", small_captioner("procap"), config, small_vqgan(), vocabulary, {"seed": 1}
+    )
+    toy_prepared(workspace / "theirs", pairs=16, side=40)
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["evaluate", "mine", "theirs", "--out", "scores"])
+        assert done.exit_code == 0, done.output
+        assert "ROUGE-L" in done.stdout
+        assert read(workspace / "scores")["pairs"] == 4
+    (workspace / "infra").mkdir()
+    refused = CliRunner().invoke(app, ["evaluate", "mine", "theirs", "--out", "infra"])
+    assert isinstance(refused.exception, BadInput)
+    assert not list((workspace / "infra").iterdir())
+
+
+def test_a_folder_without_pairs_is_named(data, params, tmp_path):
+    with pytest.raises(BadInput, match="no pairs") as caught:
+        evaluate.evaluate_bundle(params, data / "bundle", tmp_path, tmp_path / "out", corpus="x")
+    assert caught.value.where == str(tmp_path / "pairs.parquet")
 
 
 def test_no_test_pairs_is_said(tmp_path, data, params, bundled):
