@@ -117,6 +117,9 @@ class Tokenizer(Section):
     batch: Count
     learning_rate: Rate
     precision: Literal["float32", "bfloat16"] = Field(description="of its products, in training and when frozen")
+    features: Literal["normalised", "raw"] = Field(
+        description="what features show: the picture in [-1, 1], as tokens do (ours, paper), or in [0, 1] (reference)"
+    )
     adversarial: Annotated[float, Field(ge=0)] = Field(description="weight of the patch discriminator; 0: none")
     adversarial_start: Share = Field(description="share of the steps before the discriminator joins")
 
@@ -130,6 +133,39 @@ class Tokenize(Section):
     batch: Count
 
 
+class EncoderChoices(Section):
+    """In what the procedure encoder of the paper, of the reference code and ours differ: ``EncoderConfig``."""
+
+    start: Literal["comparison", "usual"] = Field(
+        description="first weights; comparison: the first block compares the pictures (ours); usual: random"
+    )
+    activation: Literal["gelu", "quick_gelu"] = Field(description="gelu (ours) or that of CLIP (paper, reference)")
+    reserved: bool = Field(description="a token of no use before e_csy (reference)")
+    special_positions: bool = Field(description="e_align, e_csy are sums of two learned vectors (reference)")
+    csy_sees: Literal["all", "frames"] = Field(description="frames: e_csy does not see the caption (paper, reference)")
+    pads: Literal["shared", "placed"] = Field(
+        description="placed: [PAD] has a vector for each place (paper, reference)"
+    )
+    queries: Literal["shared", "each"] = Field(
+        description="shared: one vector stands in for all that is hidden (reference); each: one per place (paper)"
+    )
+    captions: bool = Field(description="stage 1 sees the caption; false: an ablation, without the alignment loss")
+
+
+class ImaginingChoices(Section):
+    """What stage 2 shows the procedure encoder before the frames: ``Imagining``."""
+
+    prompt: Literal["none", "full", "without_align"] = Field(
+        description="an empty caption as in stage 1: not at all (ours), with e_align (paper), without (reference)"
+    )
+    prompt_rows: Literal["pads", "first"] = Field(
+        description="vectors of the empty caption: [PAD]'s (paper) or the first words' (reference)"
+    )
+    mask_rows: Literal["right", "shifted"] = Field(
+        description="rows that csy_sees blocks: e_csy's (paper) or those that have its number in stage 1 (reference)"
+    )
+
+
 class Pretrain(Section):
     """Stage 1, explicit procedure modelling."""
 
@@ -138,6 +174,7 @@ class Pretrain(Section):
     )
     layers: Count
     heads: Count
+    encoder: EncoderChoices
     steps: Count
     batch: Annotated[int, Field(ge=2)]
     optimiser: Optimiser
@@ -153,7 +190,18 @@ class Pretrain(Section):
         description="probabilities of: random patch, entire, in-block, out-of-block"
     )
     patch_masked: Share = Field(description="share of the patches that the random-patch strategy masks")
+    entire: Literal["sequence", "frames"] = Field(
+        description="the strategy entire hides all frames (reference) or one to all of them (paper)"
+    )
     weights: tuple[float, float, float] = Field(description="of the losses msm, align, csy")
+    negatives: Literal["checked", "unchecked"] = Field(
+        description="unchecked: a negative may say or show the same as the pair (reference)"
+    )
+    unseen: Literal["left_out", "denominator", "counted"] = Field(
+        description="pairs of which all is hidden, in align and csy: left out (ours), from csy's denominator only "
+        "(reference), counted (paper)"
+    )
+    msm_mean: Literal["places", "pairs"] = Field(description="over all hidden places (reference) or pair by pair first")
     validate_every: Count = Field(description="updates between two looks at the validation split")
 
     @model_validator(mode="after")
@@ -172,6 +220,13 @@ class Caption(Section):
     decoder_layers: Count
     decoder_width: Annotated[int, Field(multiple_of=8)]
     decoder_heads: Count
+    decoder: Literal["compact", "reference"] = Field(
+        description="reference: norms after the sums, no biases in attention, fixed positions, as in its code"
+    )
+    imagining: ImaginingChoices
+    decoding: Literal["search", "reference"] = Field(
+        description="reference: greedy, of all marks only [UNK] is barred; evaluate.beams must be 1"
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)]
     label_smoothing: Annotated[float, Field(ge=0, lt=0.9)] = Field(
         description="share of a word's target that the other words get; paper 0, reference code 0.1"
@@ -266,6 +321,10 @@ class Params(Section):
                 "interpolate.method: 'truth' needs dataset.name: rendered and prepare.scenes.truth: true; "
                 "no other corpus knows its procedure"
             )
+        if self.pretrain.encoder.start == "comparison" and self.caption.decoder == "reference":
+            raise ValueError("caption.decoder: the reference's needs pretrain.encoder.start: usual")
+        if self.caption.decoding == "reference" and self.evaluate.beams != 1:
+            raise ValueError(f"evaluate.beams: {self.evaluate.beams}, but caption.decoding: reference is greedy")
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")
         return self

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from procap.captioners import Batch, Prediction
-from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS
+from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from procap.models.caption_decoder import Past
 from procap.models.encoder_decoder import EncoderDecoder
 from procap.shapes import Float, Scalar, Tensor, Words
@@ -49,7 +49,40 @@ def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generat
 @torch.no_grad()
 def write_captions(network: EncoderDecoder, features: Float[Tensor, "b 2 n c"], beams: int) -> list[Prediction]:
     """One sentence per pair, in order."""
-    return search(network.decoder.step, network.read(features), network.config.decoder.words, beams)
+    read, length = network.read(features), network.config.decoder.words
+    if network.config.decoding == "search":
+        return search(network.decoder.step, read, length, beams)
+    if beams != 1:
+        raise ValueError(f"the reference's decoding is greedy: beams is {beams}, expected 1")
+    return cut(*greedy(network.decoder.step, read, length))
+
+
+@torch.no_grad()
+def greedy(step: Step, memory: Past, length: int) -> tuple[Words, Float[Tensor, "b l"]]:
+    """(words, log-probability of each), as the reference code decodes.
+
+    [BOS] and the likeliest next word ``length - 1`` times, [EOS] or not; of all marks only [UNK] is never said.
+    """
+    pairs, device = memory[0][0].shape[0], memory[0][0].device
+    words = torch.full((pairs, length), BOS, dtype=torch.long, device=device)
+    chances = torch.zeros(pairs, length, device=device)
+    past: Past | None = None
+    for place in range(length - 1):
+        logits, past = step(words[:, place], place, memory, past)
+        logits = logits.float().index_fill(1, torch.tensor([UNK], device=device), -torch.inf)
+        chances[:, place + 1], words[:, place + 1] = logits.log_softmax(-1).max(1)
+    return words, chances
+
+
+def cut(words: Words, chances: Float[Tensor, "b l"]) -> list[Prediction]:
+    """What ``greedy`` found, cut at the first [EOS]."""
+    ended = ((words == EOS).cumsum(1) - (words == EOS).long()) > 0
+    said = ended.logical_not() & (words >= len(SPECIALS))
+    total = chances.masked_fill(ended, 0).sum(1).exp().tolist()
+    return [
+        Prediction(tuple(row[keep].tolist()), min(1.0, chance))
+        for row, keep, chance in zip(words, said, total, strict=True)
+    ]
 
 
 def _silence(logits: Tensor) -> Tensor:

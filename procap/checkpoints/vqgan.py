@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,14 +29,17 @@ MOST_CODES = 2**15
 """Tokens are kept as int16."""
 
 
-def import_vqgan(path: Path, image_size: int, precision: str = "float32") -> VQGAN:
+def import_vqgan(
+    path: Path, image_size: int, precision: str = "float32", features: Literal["normalised", "raw"] = "normalised"
+) -> VQGAN:
     """The network in a Lightning file (key ``state_dict``) or a safetensors file, for pictures of this side.
 
-    Its sizes follow from the tensors' shapes; ``precision`` is that of its products. Raises BadInput for a file
-    that cannot be read without running code from it, and for keys that are missing, unknown or of another shape.
+    Its sizes follow from the tensors' shapes; ``precision`` and ``features`` are ``VQGANConfig``'s. Raises
+    BadInput for a file that cannot be read without running code from it, and for keys that are missing, unknown or
+    of another shape.
     """
     state = {key: value for key, value in _read(path).items() if not NEVER_USED.match(key)}
-    config = replace(_sizes(path, state, image_size), precision=precision)
+    config = replace(_sizes(path, state, image_size), precision=precision, features=features)
     vqgan = build(lambda: VQGAN(config), torch.Generator())
     expected = vqgan.state_dict()
     if not any(LEVEL_ATTENTION.match(key) for key in expected):

@@ -15,7 +15,7 @@ def dropout(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor
     """Dropout whose randomness is an argument; without a generator (evaluation) nothing is dropped."""
     if generator is None or rate == 0:
         return x
-    kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+    kept = torch.rand(x.shape, generator=generator, device=generator.device).to(x.device) >= rate
     return x * kept / (1 - rate)
 
 

@@ -1,6 +1,8 @@
 """The frozen image tokenizer: a VQGAN put together from taming-transformers' own modules (Esser et al., 2021)."""
 
+import contextlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ class VQGANConfig:
     image_size: int
     precision: str = "float32"
     """Of products when frozen frames are encoded: float32 or bfloat16."""
+    features: Literal["normalised", "raw"] = "normalised"
+    """What features show: the picture in [-1, 1], as tokens do (ours, paper), or in [0, 1] (reference)."""
 
     @property
     def grid(self) -> int:
@@ -89,14 +93,32 @@ def encode_frames(
     vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: torch.device
 ) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
     """(features, tokens) of pictures as bytes; features are float16 values, so that a cache of them changes nothing."""
-    pictures = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2).float() / 255
-    return encode_pictures(vqgan, pictures)
+    return encode_pictures(vqgan, _pictures(frames, device))
 
 
 @torch.no_grad()
 def encode_pictures(vqgan: VQGAN, pictures: Pictures) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n"]]:
     """(features, tokens) of pictures in [0, 1], as ``encode_frames``."""
-    with torch.autocast(pictures.device.type, torch.bfloat16, enabled=vqgan.config.precision == "bfloat16"):
+    with _precision(vqgan, pictures):
         encoded = vqgan.encode(pictures)
         tokens = vqgan.tokens(encoded)
+        if vqgan.config.features == "raw":
+            encoded = vqgan.encoder(pictures)
     return vqgan.features(encoded).half(), tokens
+
+
+@torch.no_grad()
+def frame_features(vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: torch.device) -> Float[Tensor, "b n c"]:
+    """``encode_frames`` without tokens."""
+    pictures = _pictures(frames, device)
+    with _precision(vqgan, pictures):
+        encoded = vqgan.encoder(pictures) if vqgan.config.features == "raw" else vqgan.encode(pictures)
+    return vqgan.features(encoded).half()
+
+
+def _pictures(frames: UInt8[np.ndarray, "b h w 3"], device: torch.device) -> Pictures:
+    return torch.from_numpy(frames).to(device).permute(0, 3, 1, 2).float() / 255
+
+
+def _precision(vqgan: VQGAN, pictures: Pictures) -> contextlib.AbstractContextManager:
+    return torch.autocast(pictures.device.type, torch.bfloat16, enabled=vqgan.config.precision == "bfloat16")

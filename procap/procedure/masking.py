@@ -4,12 +4,27 @@ True means kept. Every function works on the whole batch at once and masks the f
 random patches, place by place.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from einops import repeat
 
 from procap.shapes import Bool, Float, Int, Tensor
 
 STRATEGIES = ("random patch", "entire", "in-block", "out-of-block")
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How stage 1 hides places. Where a choice has a default, that is ours."""
+
+    probabilities: tuple[float, float, float, float]
+    """Of STRATEGIES, in order."""
+    patch_masked: float
+    """Share of the places that ``random patch`` hides."""
+    entire: Literal["sequence", "frames"] = "sequence"
+    """``entire`` hides all frames (reference), or one to all of them, each number equally likely (paper)."""
 
 
 def random_patches(b: int, t: int, n: int, masked: float, generator: torch.Generator) -> Bool[Tensor, "b t n"]:
@@ -39,17 +54,27 @@ def rectangles(b: int, grid: int, generator: torch.Generator, tries: int = 10) -
     return inside.reshape(b, grid * grid)
 
 
-def mask_keyframes(
-    b: int, t: int, grid: int, probabilities: tuple[float, ...], patch_masked: float, generator: torch.Generator
-) -> tuple[Bool[Tensor, "b t n"], Int[Tensor, " b"]]:
-    """(kept, strategy): one of STRATEGIES per pair, drawn with these probabilities.
+def block_mask(inside: Bool[Tensor, "b n"], t: int) -> Bool[Tensor, "b t n"]:
+    """What ``in-block`` keeps: all but the rectangle, in every frame; ``out-of-block`` keeps the opposite."""
+    return repeat(~inside, "b n -> b t n", t=t)
 
-    ``entire`` hides all frames; ``in-block`` hides one rectangle in all frames, ``out-of-block`` all but one.
-    """
+
+def whole_frames(b: int, t: int, n: int, generator: torch.Generator) -> Bool[Tensor, "b t n"]:
+    """One to all frames of a pair hidden, each number equally likely, and each frame."""
+    rank = torch.rand(b, t, generator=generator).argsort(1).argsort(1)
+    hidden = torch.randint(1, t + 1, (b, 1), generator=generator)
+    return repeat(rank >= hidden, "b t -> b t n", n=n)
+
+
+def mask_keyframes(
+    b: int, t: int, grid: int, masking: Masking, generator: torch.Generator
+) -> tuple[Bool[Tensor, "b t n"], Int[Tensor, " b"]]:
+    """(kept, strategy): one of STRATEGIES per pair, drawn with the probabilities of ``masking``."""
     n = grid * grid
-    chances: Float[Tensor, "4"] = torch.tensor(probabilities, dtype=torch.float32)
+    chances: Float[Tensor, "4"] = torch.tensor(masking.probabilities, dtype=torch.float32)
     strategy = torch.multinomial(chances, b, replacement=True, generator=generator)
-    block = repeat(rectangles(b, grid, generator), "b n -> b t n", t=t)
-    patches = random_patches(b, t, n, patch_masked, generator)
-    choices = torch.stack([patches, torch.zeros_like(patches), ~block, block])
+    block = block_mask(rectangles(b, grid, generator), t)
+    patches = random_patches(b, t, n, masking.patch_masked, generator)
+    entire = torch.zeros_like(patches) if masking.entire == "sequence" else whole_frames(b, t, n, generator)
+    choices = torch.stack([patches, entire, block, ~block])
     return choices[strategy, torch.arange(b)], strategy

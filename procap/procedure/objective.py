@@ -1,13 +1,14 @@
 """The stage-1 objective, explicit procedure modelling: L = msm + align + csy (paper, section 3.1)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from procap.models.procedure_encoder import Encoded, ProcedureEncoder
-from procap.procedure.masking import STRATEGIES, mask_keyframes
-from procap.procedure.warping import WARPS, shuffle_frames, swap_frames
+from procap.models.procedure_encoder import ProcedureEncoder
+from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes
+from procap.procedure.warping import WARPS, draw_orders, draw_swaps, shuffle_frames, swap_frames
 from procap.shapes import Bool, Features, Float, Int, Scalar, Tensor, Tokens, Words
 
 
@@ -27,15 +28,6 @@ class ProcedureBatch:
 
 
 @dataclass(frozen=True)
-class Masking:
-    """How stage 1 hides places."""
-
-    probabilities: tuple[float, float, float, float]
-    """Of STRATEGIES, in order."""
-    patch_masked: float
-
-
-@dataclass(frozen=True)
 class Weights:
     """Of the three losses; the paper has 1, 1, 1, the reference code 7, 0.5, 0.5."""
 
@@ -44,11 +36,62 @@ class Weights:
     csy: float
 
 
+@dataclass(frozen=True)
+class Counting:
+    """What the losses count, and how. Where a choice has a default, that is ours."""
+
+    negatives: Literal["checked", "unchecked"] = "checked"
+    """``checked``: a negative that is none (the same caption, an unchanged sequence) is avoided or stays out of the
+    mean; ``unchecked``: the caption comes from half a batch further, and all count (reference)."""
+    unseen: Literal["left_out", "denominator", "counted"] = "left_out"
+    """Pairs of which everything is hidden, in align and csy: in neither (ours); ``denominator``: csy adds up all pairs
+    but divides by the number of the seen ones (reference); ``counted`` like all others (paper)."""
+    msm_mean: Literal["places", "pairs"] = "places"
+    """msm is the mean over all hidden places (reference), or first over each pair's own."""
+
+
+OURS = Counting()
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decides of one update."""
+
+    kept: Bool[Tensor, "b t n"]
+    seen: Bool[Tensor, " b"]
+    """Not everything is hidden."""
+    partner: Int[Tensor, " b"]
+    """Whose caption the alignment negative has."""
+    misaligned: Bool[Tensor, " b"]
+    """That caption makes a negative."""
+    warped: Features
+    inconsistent: Bool[Tensor, " b"]
+    """``warped`` makes a negative."""
+
+
+def draw(batch: ProcedureBatch, grid: int, masking: Masking, counting: Counting, generator: torch.Generator) -> Draws:
+    """Masks, partners and warps of a batch."""
+    b, t = batch.features.shape[:2]
+    kept, strategy = mask_keyframes(b, t, grid, masking, generator)
+    seen = (strategy != STRATEGIES.index("entire")) | kept.flatten(1).any(1)
+    if counting.negatives == "checked":
+        partner, misaligned = caption_partners(batch.words, generator)
+    else:
+        partner, misaligned = torch.arange(b).roll(-(b // 2)), torch.ones(b, dtype=torch.bool)
+    warped, inconsistent_ = inconsistent(batch, generator)
+    if counting.negatives == "unchecked":
+        inconsistent_ = torch.ones_like(inconsistent_)
+    device = batch.features.device
+    drawn = (kept, seen, partner, misaligned, warped, inconsistent_)
+    return Draws(*(values.to(device) for values in drawn))
+
+
 def caption_partners(words: Words, generator: torch.Generator) -> tuple[Int[Tensor, " b"], Bool[Tensor, " b"]]:
     """(partner, found): for each pair another one of the batch whose caption differs in at least one word.
 
     A pair for which there is none has found False and stays out of the alignment loss.
     """
+    words = words.to(generator.device)
     differs = (words[:, None] != words[None]).any(-1)
     found = differs.any(1)
     chances = torch.where(found[:, None], differs.float(), torch.ones_like(differs, dtype=torch.float32))
@@ -61,10 +104,13 @@ def inconsistent(batch: ProcedureBatch, generator: torch.Generator) -> tuple[Fea
     A warp that left the sequence as it was (two equal frames changed places) has found False and stays out of
     the consistency loss.
     """
-    b = batch.features.shape[0]
+    b, t = batch.features.shape[:2]
     rows = torch.arange(b)
     kind = torch.randint(len(WARPS), (b,), generator=generator)
-    choices = [swap_frames(batch.features, generator), shuffle_frames(batch.features, generator)]
+    choices = [
+        swap_frames(batch.features, draw_swaps(b, t, generator)),
+        shuffle_frames(batch.features, draw_orders(b, t, generator)),
+    ]
     for number in range(2):
         pictured = batch.features.clone()
         pictured[rows, batch.warped_frame[:, number]] = batch.warped[:, number]
@@ -73,17 +119,52 @@ def inconsistent(batch: ProcedureBatch, generator: torch.Generator) -> tuple[Fea
     return warped, (warped != batch.features).flatten(1).any(1)
 
 
-def _mean(losses: Float[Tensor, " b"], counted: Bool[Tensor, " b"]) -> Scalar:
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+def _share(right: Float[Tensor, " b"], counted: Bool[Tensor, " b"]) -> Scalar:
+    return (right * counted).sum() / counted.sum().clamp(min=1)
 
 
 def _discrimination(
-    positive: Float[Tensor, " b"], negative: Float[Tensor, " b"], counted: Bool[Tensor, " b"]
+    positive: Float[Tensor, " b"], negative: Float[Tensor, " b"], counted: Bool[Tensor, " b"], number: Tensor
 ) -> tuple[Scalar, Scalar]:
-    """(binary cross-entropy of a true and a false example per pair, share of both told apart)."""
+    """(binary cross-entropy of a true and a false example per pair over ``number``, share of both told apart)."""
     loss = F.softplus(-positive) + F.softplus(negative)
     right = ((positive > 0).float() + (negative <= 0).float()) / 2
-    return _mean(loss, counted), _mean(right, counted)
+    return (loss * counted).sum() / number.clamp(min=1), _share(right, counted)
+
+
+def _rebuilding(
+    logits: Float[Tensor, "hidden v"], tokens: Int[Tensor, " hidden"], kept: Bool[Tensor, "b t n"], mean: str
+) -> Scalar:
+    """Cross-entropy of the hidden places' tokens."""
+    if mean == "places":
+        return F.cross_entropy(logits, tokens, reduction="sum") / max(1, len(logits))
+    hidden = (~kept).flatten(1).sum(1)
+    share = (~kept / hidden.clamp(min=1)[:, None, None])[~kept]
+    return (F.cross_entropy(logits, tokens, reduction="none") * share).sum() / (hidden > 0).sum().clamp(min=1)
+
+
+def losses(
+    encoder: ProcedureEncoder, batch: ProcedureBatch, draws: Draws, counting: Counting = OURS
+) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """(msm, align and csy, unweighted; accuracies): one pass over the batch, swapped captions and warped frames."""
+    kept, captioned = draws.kept, encoder.config.captions
+    frames, caption = encoder.embed_frames(batch.features, kept), encoder.embed_caption(batch.words)
+    passes = [(caption, frames), (caption, encoder.embed_frames(draws.warped, kept))]
+    if captioned:
+        passes.insert(1, (caption[draws.partner], frames))
+    encoded = encoder(*(torch.cat(parts) for parts in zip(*passes, strict=True)))
+    true, swapped, *_ = encoder.align_head(encoded.align).float().squeeze(-1).chunk(len(passes))
+    consistent, *_, broken = encoder.csy_head(encoded.csy).float().squeeze(-1).chunk(len(passes))
+    logits, tokens = encoder.token_head(encoded.frames[: len(kept)][~kept]).float(), batch.tokens[~kept]
+    msm = _rebuilding(logits, tokens, kept, counting.msm_mean)
+    seen = torch.ones_like(draws.seen) if counting.unseen == "counted" else draws.seen
+    aligned, warped = draws.misaligned & seen & captioned, draws.inconsistent & seen
+    align, align_accuracy = _discrimination(true, swapped, aligned, aligned.sum())
+    summed = draws.inconsistent if counting.unseen == "denominator" else warped
+    csy, csy_accuracy = _discrimination(consistent, broken, summed, warped.sum())
+    msm_accuracy = (logits.argmax(-1) == tokens).sum() / max(1, len(logits))
+    found = {"msm": msm, "align": align, "csy": csy}
+    return found, {"msm_accuracy": msm_accuracy, "align_accuracy": align_accuracy, "csy_accuracy": csy_accuracy}
 
 
 def objective(
@@ -91,35 +172,12 @@ def objective(
     batch: ProcedureBatch,
     masking: Masking,
     weights: Weights,
+    counting: Counting = OURS,
     *,
     generator: torch.Generator,
 ) -> tuple[dict[str, Scalar], dict[str, float]]:
-    """(weighted terms to sum, readings): one pass over the batch, its swapped captions and its warped frames."""
-    b, t, _, _ = batch.features.shape
-    kept, strategy = mask_keyframes(
-        b, t, encoder.config.grid, masking.probabilities, masking.patch_masked, generator
-    )
-    partner, differs = caption_partners(batch.words, generator)
-    warped, inconsistent_ = inconsistent(batch, generator)
-    seen = strategy != STRATEGIES.index("entire")
-    frames = encoder.embed_frames(batch.features, kept)
-    caption = encoder.embed_caption(batch.words)
-    encoded: Encoded = encoder(
-        torch.cat([caption, caption[partner], caption]),
-        torch.cat([frames, frames, encoder.embed_frames(warped, kept)]),
-    )
-    true, swapped, _ = encoder.align_head(encoded.align).float().squeeze(-1).chunk(3)
-    consistent, _, broken = encoder.csy_head(encoded.csy).float().squeeze(-1).chunk(3)
-    logits = encoder.token_head(encoded.frames[:b][~kept]).float()
-    hidden = max(1, len(logits))
-    msm = F.cross_entropy(logits, batch.tokens[~kept], reduction="sum") / hidden
-    align, align_accuracy = _discrimination(true, swapped, differs & seen)
-    csy, csy_accuracy = _discrimination(consistent, broken, inconsistent_ & seen)
-    terms = {"msm": weights.msm * msm, "align": weights.align * align, "csy": weights.csy * csy}
-    with torch.no_grad():
-        right = (logits.argmax(-1) == batch.tokens[~kept]).sum() / hidden
-    readings = {
-        "msm_loss": msm, "align_loss": align, "csy_loss": csy,
-        "msm_accuracy": right, "align_accuracy": align_accuracy, "csy_accuracy": csy_accuracy,
-    }  # fmt: skip
+    """(weighted terms to sum, readings) of a batch as chance has it."""
+    found, accuracies = losses(encoder, batch, draw(batch, encoder.config.grid, masking, counting, generator), counting)
+    terms = {name: getattr(weights, name) * value for name, value in found.items()}
+    readings = {f"{name}_loss": value for name, value in found.items()} | accuracies
     return terms, {name: value.item() for name, value in readings.items()}

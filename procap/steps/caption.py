@@ -18,7 +18,8 @@ from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
 from procap.models.caption_decoder import DecoderConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
-from procap.models.vqgan import VQGAN, encode_frames
+from procap.models.procedure_encoder import Imagining
+from procap.models.vqgan import VQGAN, frame_features
 from procap.report import Report, silent
 from procap.steps.pretrain import load_encoder
 from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
@@ -41,9 +42,10 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         encoder_config(params, data, vocabulary, frames=params.frames if kind.pretrained else 2),
         DecoderConfig(
             len(vocabulary), vocabulary.length, settings.decoder_width, settings.decoder_width,
-            settings.decoder_layers, settings.decoder_heads, settings.dropout,
+            settings.decoder_layers, settings.decoder_heads, settings.dropout, settings.decoder,
         ),
         settings.label_smoothing, settings.reduction,
+        Imagining(**settings.imagining.model_dump()), settings.decoding,
     )  # fmt: skip
     model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
     pretrained = kind.pretrained and settings.pretrained
@@ -88,7 +90,7 @@ def _choices(params: Params) -> dict[str, Any]:
             "seed": True,
             "replicate": True,
             "sample": {"kept"},
-            "pretrain": {"width", "layers", "heads"},
+            "pretrain": {"width", "layers", "heads", "encoder"},
             "caption": True,
             "hardware": True,
         },
@@ -151,5 +153,5 @@ def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, voca
 def _ends(pairs: Pairs, rows: np.ndarray, vqgan: VQGAN, runtime: Runtime) -> torch.Tensor:
     """Frozen features of before and after, (b, 2, n, c)."""
     pictures = np.concatenate([pairs.before(rows), pairs.after(rows)])
-    features, _ = encode_frames(vqgan.to(runtime.device), pictures, runtime.device)
+    features = frame_features(vqgan.to(runtime.device), pictures, runtime.device)
     return torch.stack(features.float().chunk(2), dim=1)

@@ -15,7 +15,8 @@ from procap.errors import BadInput
 from procap.files import atomic_folder, write_json
 from procap.models.build import build, count_weights
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
-from procap.procedure.objective import Masking, ProcedureBatch, Weights, objective
+from procap.procedure.masking import Masking
+from procap.procedure.objective import Counting, ProcedureBatch, Weights, objective
 from procap.report import Report, silent
 from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
 from procap.training.checkpoint import load_tensors, save_tensors
@@ -38,13 +39,14 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     generator = torch_generator(params.training_seed, "pretrain")
     encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
     optimiser = make_optimiser(settings.optimiser, [(encoder, settings.learning_rate)], settings.weight_decay)
-    masking, weights = Masking(settings.masking, settings.patch_masked), Weights(*settings.weights)
+    masking, weights = Masking(settings.masking, settings.patch_masked, settings.entire), Weights(*settings.weights)
+    counting = Counting(settings.negatives, settings.unseen, settings.msm_mean)
     train_rows, val_rows = source.rows("train"), source.rows("val")
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
         rows = train_rows[batch_rows(step, len(train_rows), settings.batch, params.training_seed)]
         with runtime.autocast():
-            return objective(encoder, source.batch(rows, generator), masking, weights, generator=generator)
+            return objective(encoder, source.batch(rows, generator), masking, weights, counting, generator=generator)
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
@@ -53,7 +55,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
             generator = torch_generator(params.seed, "pretrain validation", number)
             with runtime.autocast():
                 found, more = objective(
-                    encoder, source.batch(rows, generator), masking, weights, generator=generator
+                    encoder, source.batch(rows, generator), masking, weights, counting, generator=generator
                 )
             readings.append({"loss": float(sum(found.values())), **more})
         means = {name: float(np.mean([r[name] for r in readings])) for name in readings[0]}

@@ -30,6 +30,7 @@ def encoder_config(params: Params, data: Path, vocabulary: Vocabulary, frames: i
         width=params.pretrain.width,
         layers=params.pretrain.layers,
         heads=params.pretrain.heads,
+        **params.pretrain.encoder.model_dump(),
     )
 
 

@@ -14,7 +14,7 @@ from procap.datasets.pairs import Pairs
 from procap.datasets.shards import Shards, ShardWriter, write_array
 from procap.files import atomic_folder, write_json
 from procap.models.vqgan import VQGAN, encode_frames, encode_pictures
-from procap.procedure.warping import affine_matrices, shift_colours, transform
+from procap.procedure.warping import affine_matrices, draw_shifts, shift_colours, transform
 from procap.report import Report, silent
 from procap.training.bundle import read_vqgan
 from procap.training.randomness import torch_generator
@@ -79,8 +79,7 @@ def _warp(
     numbers = np.take_along_axis(sequences.transpose(1, 0, 2), which.astype(np.int64), axis=2)
     chosen = torch.from_numpy(whole[np.arange(b)[:, None, None], numbers]).permute(2, 0, 1, 5, 3, 4).float() / 255
     colour, affine = chosen.flatten(1, 2)
-    pictures = torch.stack(
-        [shift_colours(colour, generator), transform(affine, affine_matrices(b * draws, generator))], dim=1
-    )
+    shifts, matrices = draw_shifts(b * draws, generator), affine_matrices(b * draws, generator)
+    pictures = torch.stack([shift_colours(colour, shifts), transform(affine, matrices)], dim=1)
     found, _ = encode_pictures(vqgan, pictures.flatten(0, 1).to(runtime.device))
     return which, found.reshape(b, draws, 2, *found.shape[1:]).cpu().numpy()

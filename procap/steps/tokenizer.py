@@ -33,7 +33,9 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     if settings.checkpoint:
         from procap.checkpoints.vqgan import import_vqgan
 
-        vqgan = import_vqgan(Path(settings.checkpoint), params.prepare.image_size, settings.precision)
+        vqgan = import_vqgan(
+            Path(settings.checkpoint), params.prepare.image_size, settings.precision, settings.features
+        )
         vqgan = vqgan.to(runtime.device)
         state, progress = None, Progress()
     else:
@@ -84,7 +86,7 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
     settings = params.tokenizer
     config = VQGANConfig(
         settings.channels, settings.multipliers, settings.blocks, settings.codes, settings.code_width,
-        params.prepare.image_size, settings.precision,
+        params.prepare.image_size, settings.precision, settings.features,
     )  # fmt: skip
     generator = torch_generator(params.seed, "tokenizer")
     vqgan = build(lambda: VQGAN(config), generator).to(runtime.device)

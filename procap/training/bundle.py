@@ -19,7 +19,7 @@ from procap.datasets.vocabulary import Vocabulary
 from procap.errors import BadInput
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import frozen
-from procap.models.vqgan import VQGAN, VQGANConfig, encode_frames
+from procap.models.vqgan import VQGAN, VQGANConfig, frame_features
 from procap.shapes import UInt8
 from procap.training.checkpoint import load_tensors, save_tensors
 
@@ -55,7 +55,7 @@ class Bundle:
         """Frozen features (b, 2, n, c) of pictures of any one size."""
         side = self.vqgan.config.image_size
         ends = np.stack([resize(picture, side) for picture in (*before, *after)])
-        features, _ = encode_frames(self.vqgan, ends, self.device)
+        features = frame_features(self.vqgan, ends, self.device)
         return torch.stack(features.float().chunk(2), dim=1)
 
     def caption(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from procap.procedure.masking import STRATEGIES, mask_keyframes, random_patches, rectangles
+from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes, random_patches, rectangles
 from tests.small import generator
 
 B = 3000
@@ -12,7 +12,7 @@ B = 3000
 def masks(strategy: str, b: int = 200, t: int = 4, grid: int = 14) -> torch.Tensor:
     """What this strategy keeps, (b, t, n)."""
     chances = tuple(float(name == strategy) for name in STRATEGIES)
-    kept, drawn = mask_keyframes(b, t, grid, chances, 0.8, generator())
+    kept, drawn = mask_keyframes(b, t, grid, Masking(chances, 0.8), generator())
     assert (drawn == STRATEGIES.index(strategy)).all()
     return kept
 
@@ -68,7 +68,7 @@ def test_rectangles_lie_everywhere():
 
 def test_strategies_come_as_often_as_asked():
     asked = (0.5, 0.2, 0.3, 0.0)
-    _, strategy = mask_keyframes(B, 1, 4, asked, 0.8, generator())
+    _, strategy = mask_keyframes(B, 1, 4, Masking(asked, 0.8), generator())
     assert (torch.bincount(strategy, minlength=4) / B).tolist() == pytest.approx(asked, abs=0.03)
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from procap.procedure.masking import STRATEGIES, mask_keyframes
+from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes
 from procap.procedure.objective import (
-    Masking,
     ProcedureBatch,
     Weights,
     caption_partners,
@@ -38,7 +37,7 @@ def batch(b: int = 8, t: int = 4, seed: int = 0) -> ProcedureBatch:
 
 def masked(b: int, masking: Masking, seed: int) -> torch.Tensor:
     """What ``objective`` keeps with this seed: masking is the first thing it draws."""
-    return mask_keyframes(b, 4, 4, masking.probabilities, masking.patch_masked, generator(seed))[0]
+    return mask_keyframes(b, 4, 4, masking, generator(seed))[0]
 
 
 def test_a_partner_never_says_the_same():
@@ -118,7 +117,7 @@ def test_the_batch_equals_one_pair_at_a_time(seed):
     encoder, pairs = small_encoder(), batch(seed=seed)
     pairs = replace(pairs, words=pairs.words[torch.tensor([0, 1, 1, 2, 3, 4, 0, 5])])
     draw = generator(seed)
-    kept, strategy = mask_keyframes(8, 4, 4, MIXED.probabilities, MIXED.patch_masked, draw)
+    kept, strategy = mask_keyframes(8, 4, 4, MIXED, draw)
     partner, found = caption_partners(pairs.words, draw)
     warped, broken = inconsistent(pairs, draw)
     msm, align, csy, right = [], [], [], []

@@ -89,7 +89,7 @@ def test_warped_frames_are_among_those_that_were_kept(done, whole):
 
 def test_warped_features_are_of_the_frames_that_they_name(done, whole, monkeypatch):
     """Without a warp the warped frame is the kept one: its cached features must be found again."""
-    monkeypatch.setattr(tokenize, "shift_colours", lambda pictures, generator: pictures)
+    monkeypatch.setattr(tokenize, "shift_colours", lambda pictures, shifts: pictures)
     monkeypatch.setattr(tokenize, "transform", lambda pictures, matrices: pictures)
     copy = done.parent / "unwarped"
     for name in ("prepare", "interpolate", "sample", "tokenizer"):
@@ -108,7 +108,7 @@ def test_warped_features_are_of_the_frames_that_they_name(done, whole, monkeypat
 
 def test_the_first_warp_is_of_colour_and_the_second_of_place(done, monkeypatch):
     seen = {}
-    monkeypatch.setattr(tokenize, "shift_colours", lambda p, g: seen.setdefault("colour", shift_colours(p, g)))
+    monkeypatch.setattr(tokenize, "shift_colours", lambda p, s: seen.setdefault("colour", shift_colours(p, s)))
     monkeypatch.setattr(tokenize, "transform", lambda p, m: seen.setdefault("affine", transform(p, m)))
     monkeypatch.setattr(tokenize, "affine_matrices", lambda b, g: affine_matrices(b, g))
     copy = done.parent / "watched"

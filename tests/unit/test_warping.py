@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from procap.procedure.warping import affine_matrices, shift_colours, shuffle_frames, swap_frames, transform
+from procap.procedure.warping import (
+    affine_matrices,
+    draw_orders,
+    draw_shifts,
+    draw_swaps,
+    shift_colours,
+    shuffle_frames,
+    swap_frames,
+    transform,
+)
 from tests.small import generator
 
 
@@ -19,7 +28,7 @@ def numbered(b: int, t: int) -> torch.Tensor:
 def test_a_swap_changes_one_frame_and_takes_it_from_another_pair():
     b, t = 500, 4
     before = numbered(b, t)
-    after = swap_frames(before, generator())
+    after = swap_frames(before, draw_swaps(b, t, generator()))
     changed = (after != before).flatten(2).any(-1)
     assert (changed.sum(1) == 1).all()
     assert (after == after[..., :1, :1]).all(), "a frame moves as a whole"
@@ -33,7 +42,7 @@ def test_a_swap_changes_one_frame_and_takes_it_from_another_pair():
 def test_every_other_pair_may_lend_a_frame():
     lenders = Counter()
     for seed in range(200):
-        after = swap_frames(numbered(3, 2), generator(seed))
+        after = swap_frames(numbered(3, 2), draw_swaps(3, 2, generator(seed)))
         lenders.update(
             (pair, int(frame) // 2) for pair in range(3) for frame in after[pair, :, 0, 0] if int(frame) // 2 != pair
         )
@@ -43,14 +52,14 @@ def test_every_other_pair_may_lend_a_frame():
 
 def test_a_swap_with_nobody_is_refused():
     with pytest.raises(ValueError, match="another pair"):
-        swap_frames(numbered(1, 4), generator())
+        draw_swaps(1, 4, generator())
 
 
 @pytest.mark.parametrize("t", [2, 3, 4])
 def test_a_shuffle_is_any_other_order_equally_often(t):
     b = 4000
     before = numbered(b, t)
-    orders = (shuffle_frames(before, generator())[..., 0, 0] - before[:, :1, 0, 0]).long()
+    orders = (shuffle_frames(before, draw_orders(b, t, generator()))[..., 0, 0] - before[:, :1, 0, 0]).long()
     counted = Counter(map(tuple, orders.tolist()))
     assert set(counted) == set(itertools.permutations(range(t))) - {tuple(range(t))}
     assert np.array(list(counted.values())) / b == pytest.approx(1 / len(counted), abs=0.04)
@@ -60,7 +69,7 @@ def test_a_colour_shift_adds_one_constant_and_clamps():
     b = 2000
     pictures = torch.full((b, 3, 2, 2), 0.5)
     pictures[..., 0, 0], pictures[..., 1, 1] = 0.02, 0.98
-    shifted = shift_colours(pictures, generator())
+    shifted = shift_colours(pictures, draw_shifts(b, generator()))
     assert shifted.min() >= 0
     assert shifted.max() <= 1
     shift = (shifted - pictures)[:, :, 0, 1]
