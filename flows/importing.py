@@ -84,6 +84,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _track(root: Path, target: Path, copy: bool) -> None:
     """``dvc add``; without ``copy`` DVC knows the digests, and its cache never gets the files."""
+    (root / f"{target}.dvc").unlink(missing_ok=True)  # what it says of the cache would outlive `dvc add`
     words = [sys.executable, "-m", "dvc", "add", "--quiet", *([] if copy else ["--no-commit"]), target.as_posix()]
     done = subprocess.run(words, cwd=root, env=os.environ | QUIET, capture_output=True, text=True)
     if done.returncode:

@@ -161,9 +161,10 @@ def inside(folder: Path, name: Any, where: str) -> Path:
             expected=f"a path below {folder}",
             do="put the picture into the folder and name it relative to it",
         )
-    ways = [unicodedata.normalize(form, relative.as_posix()) for form in ("NFC", "NFD")]
-    found = [folder / way for way in (relative.as_posix(), *ways) if (folder / way).exists()]
-    return found[0] if found else folder / relative
+    if name.isascii():
+        return folder / relative
+    ways = (folder / unicodedata.normalize(form, relative.as_posix()) for form in ("NFC", "NFD"))
+    return next((way for way in (folder / relative, *ways) if way.exists()), folder / relative)
 
 
 def clean(sentences: Iterable[str], fewest_words: int = 1) -> tuple[tuple[str, ...], Counter[str]]:

@@ -13,6 +13,8 @@ from procap.datasets.corpus import CHANGE_TYPES, NO_CHANGE, SPLITS, UNKNOWN_CHAN
 from procap.files import write_text
 
 TABLE = "pairs.jsonl"
+SUMMARY = "import.json"
+"""Tells an imported folder from a published one."""
 PICTURES = "pictures"
 PAIR_KEYS = ("id", "group", "split", "change_type", "captions", "before", "after", "mask", "classes")
 

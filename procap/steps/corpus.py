@@ -39,7 +39,7 @@ def read_corpus(folder: Path, name: str, limit: int | None = None) -> Reading:
 
     ``limit``: only so many, the splits keeping their shares. Raises BadInput that names what is missing.
     """
-    reading = raw.read(folder) if (folder / raw.TABLE).exists() else CORPORA[name].read(folder)
+    reading = raw.read(folder) if (folder / raw.SUMMARY).exists() else CORPORA[name].read(folder)
     reading = replace(reading, pairs=tuple(map(_told, limited(reading.pairs, limit))), listed=reading.counts)
     twice = [name for name, count in Counter(pair.id for pair in reading.pairs).items() if count > 1]
     refuse(twice, "ids are there twice", folder, "an id per pair")
@@ -138,7 +138,7 @@ def write_raw(
     warnings += [f"set aside: {each}" for each in broken.values()]
     done = Imported(counts, dict(sorted(left_out.items())), warnings)
     content = {"corpus": corpus.name, "pairs": counts, "listed": reading.counts, "left_out": done.left_out}
-    write_json(target / "import.json", {**content, "warnings": warnings, "splits_drawn": drawn})
+    write_json(target / raw.SUMMARY, {**content, "warnings": warnings, "splits_drawn": drawn})
     return done
 
 
