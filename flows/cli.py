@@ -182,6 +182,104 @@ def metrics() -> None:
         console.print(versions_table(versions))
 
 
+@app.command(
+    epilog="Examples:  procap ablate components --seeds 3 --jobs 2  |  procap ablate k --preset smoke --rows 'k 1,k 2'"
+)
+def ablate(
+    table: Annotated[str, typer.Argument(help="A table of infra/ablations.yaml, or 'list'.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings per row, on the same data.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Rows at work at once.")] = 1,
+    preset: Annotated[str | None, typer.Option(help="A preset under all rows.")] = None,
+    values: Annotated[list[str] | None, typer.Option("--set", help="key=value under all rows; repeatable.")] = None,
+    rows: Annotated[str, typer.Option(help="Only these rows, between commas.")] = "",
+) -> None:
+    """Run a table of ablations, each row in its own worktree; what is finished is not run again."""
+    import signal
+
+    from flows.tables import read_table, table_names
+
+    root = Path.cwd()
+    if table == "list":
+        for name in table_names(root):
+            typer.echo(f"{name:16} {read_table(root, name).about}")
+        return
+    from flows.ablation import ablate as run_table
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wanted = [row.strip() for row in rows.split(",") if row.strip()]
+    try:
+        outcome = run_table(
+            root, table, seeds=seeds, slots=jobs, preset=preset, overrides=_assignments(values or []), rows=wanted,
+            say=lambda text: print(text, flush=True),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues")
+        sys.exit(130)
+    if outcome.finished or outcome.earlier:
+        _compared(root, table, None)
+    if outcome.failed:
+        typer.echo(f"failed: {', '.join(outcome.failed)}", err=True)
+        sys.exit(1)
+
+
+@app.command(
+    epilog="Examples:  procap compare --table components  |  procap compare data/evaluate/static data/evaluate/procap"
+)
+def compare(
+    results: Annotated[list[Path] | None, typer.Argument(help="Folders data/evaluate/<captioner>.")] = None,
+    table: Annotated[str | None, typer.Option(help="Instead: a table that was run.")] = None,
+    base: Annotated[str | None, typer.Option(help="What the others are compared with; the first.")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write, without --table.")] = Path(".procap/comparison"),
+) -> None:
+    """Compare captioners on the same test pairs, with intervals: a page, Markdown and CSV."""
+    from flows.comparison import compare_paths
+
+    if (table is None) == (not results):
+        raise BadInput(
+            "nothing, or two things, to compare",
+            where="procap compare",
+            expected="results, or --table",
+            do="give one of them",
+        )
+    if table is not None:
+        _compared(Path.cwd(), table, base)
+    else:
+        _show_comparison(compare_paths(results or [], out, base))
+
+
+def _compared(root: Path, table: str, base: str | None) -> None:
+    from flows.comparison import compare_table
+
+    _show_comparison(compare_table(root, table, base))
+
+
+def _show_comparison(written: Any) -> None:
+    from rich.console import Console
+
+    from flows.results import comparison_table
+
+    Console().print(comparison_table(written.comparison, written.base))
+    if written.missing:
+        typer.echo(f"missing: {', '.join(written.missing)}")
+    typer.echo(f"written: {written.page}, and .md and .csv beside it")
+
+
+def _assignments(words: list[str]) -> dict[str, Any]:
+    """``["caption.steps=10"]`` as ``{"caption.steps": 10}``; values are YAML."""
+    from ruamel.yaml import YAML, YAMLError
+
+    found = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        try:
+            found[key.strip()] = YAML(typ="safe").load(value)
+        except YAMLError:
+            sign = ""
+        if not sign or not key.strip():
+            raise BadInput(f"'{word}' sets nothing", where="--set", expected="key=value", do="mend it")
+    return found
+
+
 @app.command(epilog="Examples:  procap up  |  procap up --mlflow-port 5001 --worker")
 def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

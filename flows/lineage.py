@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ class Declaration:
     cmd: str
     deps: tuple[str, ...]
     params: dict[str, Any]
+    outs: tuple[str, ...]
 
 
 def stage_name(step: str, captioner: str | None = None) -> str:
@@ -54,9 +56,12 @@ def dotted(values: Any, key: str) -> Any:
     return values
 
 
-def declaration(root: Path, name: str) -> Declaration:
-    """Read the stage ``name`` of ``dvc.yaml`` and fill in ``${...}`` from ``params.yaml`` and the matrix."""
-    params = read_yaml(root / "params.yaml")
+def declaration(root: Path, name: str, params: Mapping[str, Any] | None = None) -> Declaration:
+    """Read the stage ``name`` of ``dvc.yaml`` and fill in ``${...}`` from ``params`` and the matrix.
+
+    ``params`` are those of ``params.yaml`` unless others are given.
+    """
+    params = read_yaml(root / "params.yaml") if params is None else params
     step, _, captioner = name.partition("@")
     stage = read_yaml(root / "dvc.yaml").get("stages", {}).get(step)
     if stage is None:
@@ -66,11 +71,17 @@ def declaration(root: Path, name: str) -> Declaration:
     def fill(text: str) -> str:
         return re.sub(r"\$\{([^}]+)\}", lambda found: str(dotted(values, found[1].strip())), text)
 
+    outs = (
+        next(iter(out)) if isinstance(out, Mapping) else out
+        for kind in ("outs", "metrics", "plots")
+        for out in stage.get(kind, ())
+    )
     return Declaration(
         name,
         fill(stage["cmd"]),
         tuple(fill(dep) for dep in stage.get("deps", ())),
         {key: dotted(params, key) for key in stage.get("params", ())},
+        tuple(map(fill, outs)),
     )
 
 
@@ -97,14 +108,48 @@ def inputs(root: Path, stage: Declaration) -> dict[str, str]:
     for dep in stage.deps:
         if dep.endswith(CODE):
             continue
-        found |= {p: md5 for p, md5 in made.items() if p == dep or _below(p, dep) or _below(dep, p)}
+        found |= {path: md5 for path, md5 in made.items() if _meet(path, dep)}
         for out in read_yaml(root / f"{dep}.dvc").get("outs", ()):
             found[dep] = out["md5"]
     return found
 
 
-def _below(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip("/") + "/")
+def _meet(one: str, other: str) -> bool:
+    """Whether they are one path, or one lies below the other."""
+    return one == other or one.startswith(other.rstrip("/") + "/") or other.startswith(one.rstrip("/") + "/")
+
+
+def plan_digests(root: Path, target: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """{stage: digest} of ``target`` and all stages before it, in the order they run, with nothing run yet.
+
+    A digest covers what the result follows from: command, parameters, code, added corpora and the stages before.
+    """
+    stages = read_yaml(root / "dvc.yaml").get("stages", {})
+    captioner = target.partition("@")[2]
+    names = [stage_name(step, captioner if "matrix" in stage else None) for step, stage in stages.items()]
+    declared = {name: declaration(root, name, params) for name in names}
+    found: dict[str, str] = {}
+
+    def visit(name: str) -> str:
+        if name not in found:
+            stage = declared[name]
+            data = [dep for dep in stage.deps if not dep.endswith(CODE)]
+            facts = {
+                "cmd": stage.cmd,
+                "params": stage.params,
+                "code": {dep: _md5(root / dep) for dep in stage.deps if dep.endswith(CODE)},
+                "corpora": {dep: _md5(root / f"{dep}.dvc") for dep in data},
+                "before": {
+                    other: visit(other)
+                    for other in names
+                    if other != name and any(_meet(out, dep) for out in declared[other].outs for dep in data)
+                },
+            }
+            found[name] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return found[name]
+
+    visit(target)
+    return found
 
 
 def stage_digest(root: Path, name: str, *, locked: bool = False) -> str:
@@ -172,12 +217,13 @@ def rebuild_key() -> str:
     return f"{socket.gethostname()}-{process.pid}-{process.create_time():.0f}"
 
 
-def process_facts() -> dict[str, str]:
-    """Tags that tell later whether this very process still lives."""
+def process_facts(pid: int | None = None) -> dict[str, str]:
+    """Tags that tell later whether this very process, or the one with that number, still lives."""
     import psutil
 
-    started = f"{psutil.Process().create_time():.2f}"
-    return {"procap.host": socket.gethostname(), "procap.pid": str(os.getpid()), "procap.pid_started": started}
+    process = psutil.Process(pid)
+    started = f"{process.create_time():.2f}"
+    return {"procap.host": socket.gethostname(), "procap.pid": str(process.pid), "procap.pid_started": started}
 
 
 def is_dead(tags: dict[str, str]) -> bool:

@@ -25,6 +25,11 @@ def describe_preset(root: Path, name: str) -> str:
 
 def apply_preset(root: Path, name: str) -> list[str]:
     """Write a preset over ``params.yaml``; says which keys changed. Nothing is written unless all is valid."""
+    return write_params(root / "params.yaml", read_preset(root, name), source=name)
+
+
+def read_preset(root: Path, name: str) -> Any:
+    """The values of a preset, in their sections."""
     if name not in preset_names(root):
         raise BadInput(
             f"no preset '{name}'",
@@ -32,19 +37,24 @@ def apply_preset(root: Path, name: str) -> list[str]:
             expected="one of " + ", ".join(preset_names(root)),
             do="list them with `procap preset list`",
         )
-    return write_params(root / "params.yaml", _read(root / FOLDER / f"{name}.yaml", "safe"), source=name)
+    return read_sections(root / FOLDER / f"{name}.yaml", "safe")
 
 
 def apply_overrides(path: Path, overrides: Mapping[str, Any]) -> list[str]:
     """Write ``{"caption.steps": 10}`` into a parameter file; says which keys changed."""
-    nested: dict[str, Any] = {}
+    return write_params(path, nested(overrides), source="overrides")
+
+
+def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    values: dict[str, Any] = {}
     for dotted, value in overrides.items():
         *sections, key = dotted.split(".")
-        place = nested
+        place = values
         for section in sections:
             place = place.setdefault(section, {})
         place[key] = value
-    return write_params(path, nested, source="overrides")
+    return values
 
 
 def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str]:
@@ -56,8 +66,8 @@ def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str
 
     from procap.config import check_params
 
-    document = _read(path, "rt")
-    changed = _merge(document, values)
+    document = read_sections(path, "rt")
+    changed = merge(document, values)
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 120
@@ -70,7 +80,8 @@ def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str
     return changed
 
 
-def _read(path: Path, kind: str) -> Any:
+def read_sections(path: Path, kind: str) -> Any:
+    """A YAML file with a mapping at the top; ``kind`` is ruamel's: safe, or rt to keep comments."""
     from ruamel.yaml import YAML, YAMLError
 
     try:
@@ -84,14 +95,14 @@ def _read(path: Path, kind: str) -> Any:
     return values
 
 
-def _merge(document: Any, values: Mapping[str, Any], above: str = "") -> list[str]:
+def merge(document: Any, values: Mapping[str, Any], above: str = "") -> list[str]:
     """Put ``values`` into a round-trip document; lists are filled in place, which keeps their comments and form."""
     changed = []
     for key, value in values.items():
         name = f"{above}{key}"
         old = document.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            changed += _merge(old, value, name + ".")
+            changed += merge(old, value, name + ".")
         elif key not in document or old != value:
             if isinstance(value, list | tuple) and isinstance(old, list):
                 old[:] = list(value)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,18 @@ def stream(
 
 def end_family(process: subprocess.Popen) -> None:
     """Ask a process and everything below it to end, and see to it after a while."""
+    end_families([process.pid])
+
+
+def end_families(pids: Iterable[int]) -> None:
+    """The same for several processes at once."""
     import psutil
 
-    try:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
+    family = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            family += [*process.children(recursive=True), process]
     for one in family:
         _signal(one.terminate)
     for one in psutil.wait_procs(family, timeout=25)[1]:

@@ -4,6 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
+from procap.evaluation.comparison import Comparison
+from procap.evaluation.comparison_page import texts
+
 SHOWN = (
     "change_accuracy",
     "change_type_accuracy",
@@ -16,6 +21,8 @@ SHOWN = (
     "CIDEr",
     "SPICE",
 )
+
+COMPARED = ("change_accuracy", "change_type_accuracy", "METEOR", "CIDEr")
 
 
 def read_scores(root: Path) -> dict[str, dict[str, float]]:
@@ -62,6 +69,22 @@ def versions_table(versions: list[dict[str, Any]]) -> Any:
     table = Table("model", "version", "alias", "captioner", "bundle", title="Registered")
     for one in versions:
         table.add_row(one["name"], str(one["version"]), one.get("alias") or "", one["captioner"], one["digest"][:12])
+    return table
+
+
+def comparison_table(comparison: Comparison, base: str) -> Any:
+    """A rich table with a row per system; a difference whose interval excludes zero is bold."""
+    from rich.table import Table
+
+    metrics = [metric for metric in COMPARED if any(metric in cells for cells in comparison.values())]
+    table = Table("", *metrics, title=f"Mean ± deviation over trainings; difference from {base} [95 % interval]")
+    for name, cells in comparison.items():
+        shown = [texts(metric, cells.get(metric)) for metric in metrics]
+        looks = ["bold" if metric in cells and cells[metric].differs else "dim" for metric in metrics]
+        differences = [f"[{look}]{escape(text)}[/{look}]" for look, (_, text) in zip(looks, shown, strict=True)]
+        table.add_row(
+            escape(name), *("\n".join((value, text)) for (value, _), text in zip(shown, differences, strict=True))
+        )
     return table
 
 

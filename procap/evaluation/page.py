@@ -8,12 +8,12 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from procap.datasets.pairs import UNKNOWN_CHANGE
 from procap.evaluation.metrics import NAMES
 from procap.evaluation.page_template import TEMPLATE
 from procap.evaluation.scores import TYPES, Told
-from procap.shapes import UInt8
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ def _card(one: Example) -> dict[str, Any]:
         "sentence": told.sentence,
         "probability": f"{told.probability:.3g}",
         "references": told.references,
-        "before": _picture(one.before),
-        "imagined": [_picture(frame) for frame in imagined],
-        "after": _picture(one.after),
+        "before": picture(one.before),
+        "imagined": [picture(frame) for frame in imagined],
+        "after": picture(one.after),
     }
 
 
-def _picture(pixels: UInt8[np.ndarray, "h w 3"]) -> str:
+def picture(pixels: UInt8[np.ndarray, "h w 3"]) -> str:
     """A PNG as the address of an image."""
     from PIL import Image
 

@@ -116,11 +116,11 @@ def test_numbers_are_kept_in_git_and_registration_in_no_cache():
 
 
 def test_the_committed_parameters_and_every_preset_are_valid():
-    from flows.presets import _merge, _read, preset_names
+    from flows.presets import merge, preset_names, read_preset, read_sections
     from procap.config import check_params
 
     load_params(ROOT / "params.yaml")
     for name in preset_names(ROOT):
-        document = _read(ROOT / "params.yaml", "safe")
-        _merge(document, _read(ROOT / "infra" / "presets" / f"{name}.yaml", "safe"))
+        document = read_sections(ROOT / "params.yaml", "safe")
+        merge(document, read_preset(ROOT, name))
         check_params(document, where=name)

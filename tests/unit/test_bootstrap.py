@@ -74,7 +74,7 @@ def test_equal_systems_do_not_differ(seed, pairs, replicates):
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.floats(-9, 9))
 @settings(max_examples=30, deadline=None)
 def test_a_shift_of_every_pair_moves_the_interval_by_it(seed, r, s, shift):
-    values, draw = two_systems(seed, 30, max(r, s))
+    values, _ = two_systems(seed, 30, max(r, s))
     base, other = values[:r], values[:s]
     low, high = differ(base, other + shift, seed)
     flat_low, flat_high = differ(base, other, seed)
@@ -92,7 +92,7 @@ def test_pairing_finds_what_unpaired_pairs_hide():
 
 
 def test_one_lucky_training_is_no_difference():
-    values, draw = two_systems(4, 400, 3)
+    values, _ = two_systems(4, 400, 3)
     lucky = values + np.array([[0.0], [0.0], [0.6]])
     assert differ(values.mean(0)[None], lucky.mean(0)[None])[0] > 0, "over pairs alone it would be one"
     low, high = differ(values, lucky)
