@@ -1,4 +1,4 @@
-"""A table's rows run in worktrees of a small stand-in project, whose steps take no time and count how often they run."""
+"""A table's rows run in worktrees of a stand-in project, whose steps take no time and count how often they run."""
 
 import csv
 import json
@@ -66,7 +66,8 @@ out = {"prepare": "prepare/pairs.txt", "pretrain": "pretrain/encoder.txt", "capt
 path = Path("data", out)
 path.parent.mkdir(parents=True, exist_ok=True)
 if step != "evaluate":
-    path.write_text(f"{step} {params['seed']} {replicate if step != 'prepare' else ''} {steps if step == 'caption' else ''}")
+    facts = {"prepare": params["seed"], "pretrain": replicate, "caption": (replicate, steps)}
+    path.write_text(f"{step} {facts[step]}")
 else:
     draw = random.Random(Path(f"data/caption/{captioner}/bundle.txt").read_text())
     told = {f"p{n}": {"sentence": "s", "probability": 1, "references": ["r"], "group": f"g{n // 2}", "parsed": "add",
