@@ -127,11 +127,13 @@ def caption(
     beams: Annotated[int, typer.Option(min=1, max=16, help="1: greedy.")] = 1,
 ) -> None:
     """Say what changed between two pictures."""
+    from procap.checkpoints.midpoints import load_midpoint
     from procap.datasets.images import read_image
     from procap.training.bundle import load_bundle
 
     ends = read_image(before), read_image(after)
-    (said,) = load_bundle(bundle).caption(*(picture[None] for picture in ends), beams=beams)
+    captioner = load_bundle(bundle, load_midpoint=load_midpoint)
+    (said,) = captioner.caption(*(picture[None] for picture in ends), beams=beams)
     typer.echo(f"{said.text}  ({said.probability:.2f})")
 
 

@@ -233,6 +233,10 @@ class Caption(Section):
     )
     reduction: Literal["mean", "sum"] = Field(description="of the words' losses in a batch; reference code: sum")
     pretrained: bool = Field(description="start from stage 1, or from scratch; static never has a stage 1")
+    between: Literal["queries", "frames", "nothing"] = Field(
+        description="what procap sees between the two pictures: queries (implicit procedure), the interpolated frames "
+        "(explicit; sample.kept of them, evenly spread), or nothing"
+    )
     steps: Count
     batch: Count
     optimiser: Optimiser
@@ -325,6 +329,11 @@ class Params(Section):
             raise ValueError("caption.decoder: the reference's needs pretrain.encoder.start: usual")
         if self.caption.decoding == "reference" and self.evaluate.beams != 1:
             raise ValueError(f"evaluate.beams: {self.evaluate.beams}, but caption.decoding: reference is greedy")
+        if self.caption.between == "frames" and self.interpolate.method not in ("rife", "crossfade"):
+            raise ValueError(
+                "caption.between: 'frames' needs interpolate.method rife or crossfade, which a trained captioner can "
+                f"run by itself; it is {self.interpolate.method}"
+            )
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")
         return self

@@ -25,9 +25,10 @@ class ChangeCaptioner(PythonModel):
     """Image change captioning: two pictures in, one sentence out."""
 
     def load_context(self, context: Any) -> None:
+        from procap.checkpoints.midpoints import load_midpoint
         from procap.training.bundle import load_bundle
 
-        self.bundle = load_bundle(Path(context.artifacts["bundle"]))
+        self.bundle = load_bundle(Path(context.artifacts["bundle"]), load_midpoint=load_midpoint)
 
     def predict(self, context, model_input, params=None):  # MLflow would take types here for a signature
         import pandas as pd

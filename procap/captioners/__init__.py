@@ -17,8 +17,8 @@ from procap.shapes import Bool, Float, Scalar, Tensor, Words
 class Batch:
     """Pairs with one reference caption each, for training."""
 
-    features: Float[Tensor, "b 2 n c"]
-    """Frozen features of before (0) and after (1)."""
+    features: Float[Tensor, "b t n c"]
+    """Frozen features of before (0) and after (-1), and of real frames between, for a captioner that takes them."""
     words: Words
     """[BOS] w ... w [EOS] [PAD] ..."""
 
@@ -42,7 +42,7 @@ class Captioner(Protocol):
         """Named terms; their sum is what training minimises."""
 
     def caption(
-        self, features: Float[Tensor, "b 2 n c"], *, beams: int, generator: torch.Generator
+        self, features: Float[Tensor, "b t n c"], *, beams: int, generator: torch.Generator
     ) -> list[Prediction]:
         """One prediction per pair, in order. Same generator state, same words."""
 

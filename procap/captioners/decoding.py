@@ -47,7 +47,7 @@ def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generat
 
 
 @torch.no_grad()
-def write_captions(network: EncoderDecoder, features: Float[Tensor, "b 2 n c"], beams: int) -> list[Prediction]:
+def write_captions(network: EncoderDecoder, features: Float[Tensor, "b t n c"], beams: int) -> list[Prediction]:
     """One sentence per pair, in order."""
     read, length = network.read(features), network.config.decoder.words
     if network.config.decoding == "search":

@@ -25,12 +25,12 @@ class ProCap(nn.Module):
         return caption_loss(self.network, batch, generator)
 
     def caption(
-        self, features: Float[Tensor, "b 2 n c"], *, beams: int, generator: torch.Generator
+        self, features: Float[Tensor, "b t n c"], *, beams: int, generator: torch.Generator
     ) -> list[Prediction]:
         """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
         return write_captions(self.network, features, beams)
 
-    def imagine_tokens(self, features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b k n v"]:
+    def imagine_tokens(self, features: Float[Tensor, "b t n c"]) -> Float[Tensor, "b k n v"]:
         """What stage 1's head reads off the queries: logits over the codebook for the frames nobody saw."""
         with torch.no_grad():
             return self.network.encoder.token_head(self.network.imagine(features)[:, 1:-1])

@@ -42,3 +42,8 @@ def sample_keyframes(
     else:
         chosen = weights.sort(dim=1, descending=True, stable=True).indices[:, :kept]
     return chosen.sort(dim=1).values + 1
+
+
+def spread_keyframes(frames: int, kept: int) -> tuple[int, ...]:
+    """``kept`` of the inner frames 1 to ``frames``, as evenly spread as they can be: 3 and 5 of 7 (reference code)."""
+    return tuple(round(number * (frames + 1) / (kept + 1)) for number in range(1, kept + 1))

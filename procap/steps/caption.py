@@ -1,6 +1,6 @@
 """caption: stage 2, implicit procedure captioning (paper, section 3.2), once per captioner."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from procap.captioners import Batch, captioner_class
+from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Params
 from procap.datasets.pairs import Pairs
 from procap.datasets.shards import Shards
@@ -19,12 +20,13 @@ from procap.models.build import build, count_weights
 from procap.models.caption_decoder import DecoderConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
 from procap.models.procedure_encoder import Imagining
-from procap.models.vqgan import VQGAN, frame_features
+from procap.models.vqgan import VQGAN
+from procap.procedure.keyframes import spread_keyframes
 from procap.report import Report, silent
 from procap.steps.pretrain import load_encoder
 from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
 from procap.steps.tokenize import load_tokenizer
-from procap.training.bundle import write_bundle
+from procap.training.bundle import Shown, encode_pairs, frames_between, nothing_between, write_bundle
 from procap.training.history import draw_history, write_history
 from procap.training.loop import Plan, train
 from procap.training.optimiser import make_optimiser
@@ -38,20 +40,22 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     settings, runtime = params.caption, start_runtime(**dict(params.hardware))
     vocabulary, vqgan = read_vocabulary(data), load_tokenizer(data / "tokenizer")
     kind = captioner_class(captioner)
+    between = settings.between if kind.pretrained else "nothing"
     config = EncoderDecoderConfig(
         encoder_config(params, data, vocabulary, frames=params.frames if kind.pretrained else 2),
         DecoderConfig(
             len(vocabulary), vocabulary.length, settings.decoder_width, settings.decoder_width,
             settings.decoder_layers, settings.decoder_heads, settings.dropout, settings.decoder,
         ),
-        settings.label_smoothing, settings.reduction,
-        Imagining(**settings.imagining.model_dump()), settings.decoding,
+        settings.label_smoothing, settings.reduction, Imagining(between, **settings.imagining.model_dump()),
+        settings.decoding,
     )  # fmt: skip
     model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
     pretrained = kind.pretrained and settings.pretrained
     if pretrained:
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
-    source = _Training(data, vocabulary, runtime)
+    shown = _shown(params) if between == "frames" else None
+    source = _Training(data, vocabulary, shown, runtime)
     plan = Plan(
         settings.steps, settings.warmup, settings.validate_every, params.training_seed,
         settings.schedule, settings.planned_steps,
@@ -59,7 +63,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     encoder_rate = settings.encoder_learning_rate if pretrained else settings.learning_rate
     parts = [(model.network.encoder, encoder_rate), (model, settings.learning_rate)]
     optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
-    validate = _validation(params, data, model, vqgan, vocabulary, runtime)
+    validate = _validation(params, data, model, vqgan, vocabulary, shown, runtime)
 
     def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
         rows = source.train[batch_rows(step, len(source.train), settings.batch, params.training_seed)]
@@ -75,7 +79,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
     with atomic_folder(data / "caption" / captioner) as fresh:
         provenance = _provenance(params, data, settings.selection, numbers)
-        write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, provenance)
+        write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, provenance, shown)
         write_json(fresh / "metrics.json", {**numbers, "weights": count_weights(model)})
         write_history(fresh / "history.csv", progress.history)
     report.picture("curves.png", draw_history(progress.history, ("loss", "CIDEr")))
@@ -89,6 +93,7 @@ def _choices(params: Params) -> dict[str, Any]:
         include={
             "seed": True,
             "replicate": True,
+            "interpolate": {"method", "frames"},
             "sample": {"kept"},
             "pretrain": {"width", "layers", "heads", "encoder"},
             "caption": True,
@@ -115,43 +120,54 @@ def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str
     }
 
 
-class _Training:
-    """Cached features of the training pairs' two pictures, and their captions."""
+def _shown(params: Params) -> Shown:
+    """The interpolated frames that ``caption.between: frames`` puts between the two pictures."""
+    numbers = spread_keyframes(params.interpolate.frames, params.sample.kept)
+    return Shown(params.interpolate.method, params.interpolate.frames, numbers)
 
-    def __init__(self, data: Path, vocabulary: Vocabulary, runtime: Runtime) -> None:
+
+class _Training:
+    """Cached features of what the captioner sees of the training pairs, and their captions."""
+
+    def __init__(self, data: Path, vocabulary: Vocabulary, shown: Shown | None, runtime: Runtime) -> None:
         self.pairs = Pairs.read(data / "prepare").split("train", "val")
         features = Shards(data / "tokenize", "features")
-        self.ends = np.concatenate([array[:, [0, -1]] for array in features.arrays])
+        frames = [0, *(shown.numbers if shown else ()), -1]
+        self.features = np.concatenate([array[:, frames] for array in features.arrays])
         self.captions = caption_ids(self.pairs, vocabulary)
         self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
         self.device = runtime.device
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
-        features = torch.from_numpy(self.ends[rows]).float().to(self.device)
+        features = torch.from_numpy(self.features[rows]).float().to(self.device)
         return Batch(features, self.captions.draw(rows, generator).to(self.device))
 
 
-def _validation(params: Params, data: Path, model: nn.Module, vqgan: VQGAN, vocabulary: Vocabulary, runtime: Runtime):
+def _validation(
+    params: Params,
+    data: Path,
+    model: nn.Module,
+    vqgan: VQGAN,
+    vocabulary: Vocabulary,
+    shown: Shown | None,
+    runtime: Runtime,
+) -> Callable[[], dict[str, float]]:
     """A function that captions the selection split greedily and gives its CIDEr (x100)."""
-    pairs = Pairs.read(data / "prepare").split(params.caption.selection)
+    pairs, device = Pairs.read(data / "prepare").split(params.caption.selection), runtime.device
     references = {row.id: list(row.captions) for row in pairs.table.itertuples()}
+    between = frames_between(shown, load_midpoint, device) if shown else nothing_between
+    vqgan = vqgan.to(device)
     features = [
-        _ends(pairs, rows, vqgan, runtime) for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
+        encode_pairs(vqgan, pairs.before(rows), pairs.after(rows), between, device)
+        for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
     ]
 
     def validate() -> dict[str, float]:
         said: list[str] = []
-        for number, ends in enumerate(features):
+        for number, seen in enumerate(features):
             generator = torch_generator(params.training_seed, "caption validation", number)
-            said += [vocabulary.decode(p.ids) for p in model.caption(ends, beams=1, generator=generator)]  # type: ignore[operator]
+            said += [vocabulary.decode(p.ids) for p in model.caption(seen, beams=1, generator=generator)]  # type: ignore[operator]
         corpus, _ = cider(dict(zip(references, said, strict=True)), references)
         return {"CIDEr": corpus}
 
     return validate
-
-
-def _ends(pairs: Pairs, rows: np.ndarray, vqgan: VQGAN, runtime: Runtime) -> torch.Tensor:
-    """Frozen features of before and after, (b, 2, n, c)."""
-    pictures = np.concatenate([pairs.before(rows), pairs.after(rows)])
-    features = frame_features(vqgan.to(runtime.device), pictures, runtime.device)
-    return torch.stack(features.float().chunk(2), dim=1)

@@ -31,6 +31,7 @@ def evaluate_bundle(
     Writes metrics.json, per_type.csv, confusion.csv (a row per pair: actual, predicted), predictions.json and
     page.html to ``target``; ``corpus`` is named on the page.
     """
+    from procap.checkpoints.midpoints import load_midpoint
     from procap.training.bundle import load_bundle
     from procap.training.runtime import start_runtime
 
@@ -52,7 +53,7 @@ def evaluate_bundle(
         )
     hardware = params.hardware
     runtime = start_runtime(hardware.device, hardware.threads, hardware.precision)
-    bundle = load_bundle(bundle_folder, runtime.device)
+    bundle = load_bundle(bundle_folder, runtime.device, load_midpoint)
     told = _tell(params, pairs, bundle, report)
     report.note(f"scoring {len(told)} captions")
     scores = score_all(told)

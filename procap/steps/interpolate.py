@@ -64,19 +64,13 @@ def _write_shards(folder: Path, batches: Any, imagine: Imagine) -> None:
 def _imaginer(params: Params, data: Path, pairs: Pairs) -> Imagine:
     if params.interpolate.method == "truth":
         return _truth(params.interpolate.frames, data, pairs)
+    from procap.checkpoints.midpoints import load_midpoint
     from procap.datasets.pictures import to_bytes, to_numbers
-    from procap.procedure.interpolation import Midpoint, crossfade, interpolate
+    from procap.procedure.interpolation import interpolate
     from procap.training.runtime import start_runtime
 
     device = start_runtime(**dict(params.hardware)).device
-    if params.interpolate.method == "rife":
-        from functools import partial
-
-        from procap.checkpoints.rife import load_rife, midpoint
-
-        half_way: Midpoint = partial(midpoint, load_rife(device))
-    else:
-        half_way = crossfade
+    half_way = load_midpoint(params.interpolate.method, device)
 
     def imagine(rows: np.ndarray) -> np.ndarray:
         before, after = (to_numbers(pictures).to(device) for pictures in (pairs.before(rows), pairs.after(rows)))

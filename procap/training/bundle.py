@@ -4,7 +4,7 @@ No pickle: safetensors and JSON, and ``manifest.json`` with the sha256 of every 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from torch import nn
 
 from procap.captioners import captioner_class
 from procap.datasets.images import resize
+from procap.datasets.pictures import to_bytes, to_numbers
 from procap.datasets.vocabulary import Vocabulary
 from procap.errors import BadInput
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import frozen
 from procap.models.vqgan import VQGAN, VQGANConfig, frame_features
-from procap.shapes import UInt8
+from procap.procedure.interpolation import Midpoint, interpolate
+from procap.shapes import Float, UInt8
 from procap.training.checkpoint import load_tensors, save_tensors
 
-FORMAT = 1
+FORMAT = 2
 FILES = ("captioner.safetensors", "config.json", "provenance.json", "vocabulary.json", "vqgan.safetensors")
 """Of a bundle, besides its manifest."""
 
@@ -38,6 +40,54 @@ class Caption:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """Interpolated frames that a captioner sees between the two pictures (``caption.between: frames``)."""
+
+    method: str
+    frames: int
+    """l, as many as are made."""
+    numbers: tuple[int, ...]
+    """Those of 1 to l that it sees."""
+
+
+LoadMidpoint = Callable[[str, torch.device], Midpoint]
+"""``procap.checkpoints.midpoints.load_midpoint``."""
+
+Between = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+"""Pictures before and after (uint8, b h w 3) in, frames between them out, in time order."""
+
+
+def nothing_between(before: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
+    """The two pictures are all that the captioner sees."""
+    return []
+
+
+def frames_between(shown: Shown, load_midpoint: LoadMidpoint, device: torch.device) -> Between:
+    """A function that makes the frames that are shown, as the step ``interpolate`` does."""
+    midpoint = load_midpoint(shown.method, device)
+
+    def between(before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]) -> list[np.ndarray]:
+        first, last = (to_numbers(pictures).to(device) for pictures in (before, after))
+        made = to_bytes(interpolate(first, last, midpoint, shown.frames))
+        return [made[:, number - 1] for number in shown.numbers]
+
+    return between
+
+
+def encode_pairs(
+    vqgan: VQGAN,
+    before: UInt8[np.ndarray, "b h w 3"],
+    after: UInt8[np.ndarray, "b h w 3"],
+    between: Between,
+    device: torch.device,
+) -> Float[torch.Tensor, "b t n c"]:
+    """Frozen features of before, what is ``between``, and after; pictures have the VQGAN's size."""
+    pictures = [before, *between(before, after), after]
+    features = frame_features(vqgan, np.concatenate(pictures), device)
+    return torch.stack(features.float().chunk(len(pictures)), dim=1)
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A captioner that takes pictures: resizes them as in training, encodes them once, writes sentences."""
 
@@ -46,17 +96,19 @@ class Bundle:
     vqgan: VQGAN
     vocabulary: Vocabulary
     provenance: Mapping[str, Any]
+    between: Between = nothing_between
 
     @property
     def device(self) -> torch.device:
         return next(self.captioner.parameters()).device
 
-    def features(self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]) -> torch.Tensor:
-        """Frozen features (b, 2, n, c) of pictures of any one size."""
+    def features(
+        self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]
+    ) -> Float[torch.Tensor, "b t n c"]:
+        """What the captioner sees of pictures of any one size."""
         side = self.vqgan.config.image_size
-        ends = np.stack([resize(picture, side) for picture in (*before, *after)])
-        features = frame_features(self.vqgan, ends, self.device)
-        return torch.stack(features.float().chunk(2), dim=1)
+        first, last = (np.stack([resize(picture, side) for picture in pictures]) for pictures in (before, after))
+        return encode_pairs(self.vqgan, first, last, self.between, self.device)
 
     def caption(
         self,
@@ -95,6 +147,7 @@ def write_bundle(
     vqgan: VQGAN,
     vocabulary: Vocabulary,
     provenance: Mapping[str, Any],
+    shown: Shown | None = None,
 ) -> None:
     """Write a bundle; it is there whole or not at all."""
     with atomic_folder(folder) as fresh:
@@ -107,6 +160,7 @@ def write_bundle(
             "captioner": name,
             "config": asdict(config),
             "vqgan": asdict(vqgan.config),
+            "shown": asdict(shown) if shown else None,
         }
         write_json(fresh / "config.json", settings)
         write_json(fresh / "manifest.json", {file: file_digest(fresh / file) for file in FILES})
@@ -117,10 +171,13 @@ def bundle_digest(folder: Path) -> str:
     return file_digest(folder / "manifest.json")
 
 
-def load_bundle(folder: Path, device: str | torch.device = "cpu") -> Bundle:
+def load_bundle(
+    folder: Path, device: str | torch.device = "cpu", load_midpoint: LoadMidpoint | None = None
+) -> Bundle:
     """Open a bundle after checking every file against its manifest.
 
-    Raises BadInput for a missing, changed or foreign file.
+    ``load_midpoint`` is for captioners that see interpolated frames. Raises BadInput for a missing, changed or
+    foreign file.
     """
     _check_manifest(folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -135,12 +192,18 @@ def load_bundle(folder: Path, device: str | torch.device = "cpu") -> Bundle:
     captioner = kind(from_json(kind.Config, settings["config"]))
     captioner.load_state_dict(load_tensors(folder / "captioner.safetensors")[0])
     vqgan = read_vqgan(folder / "vqgan.safetensors", settings["vqgan"])
+    between: Between = nothing_between
+    if settings["shown"] is not None:
+        if load_midpoint is None:
+            raise ValueError("this captioner sees interpolated frames: load_bundle needs load_midpoint")
+        between = frames_between(from_json(Shown, settings["shown"]), load_midpoint, torch.device(device))
     return Bundle(
         settings["captioner"],
         frozen(captioner).to(device),
         vqgan.to(device),
         Vocabulary.from_json(json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))),
         json.loads((folder / "provenance.json").read_text(encoding="utf-8")),
+        between,
     )
 
 

@@ -118,6 +118,7 @@ def test_a_missing_key_is_named(raw, key):
         ({"prepare.image_size": 48, "tokenizer.multipliers": [1, 1, 1, 1, 1, 1]}, "prepare.image_size"),
         ({"interpolate.method": "truth", "prepare.scenes.truth": False}, "interpolate.method"),
         ({"interpolate.method": "truth", "dataset.name": "clevr_change"}, "interpolate.method"),
+        ({"caption.between": "frames", "interpolate.method": "truth", "prepare.scenes.truth": True}, "caption.between"),
         ({"captioners": ["static", "static"]}, "captioners"),
         ({"caption.planned_steps": 7, "caption.steps": 8}, "caption.planned_steps"),
         ({"pretrain.planned_steps": 7, "pretrain.steps": 8}, "pretrain.planned_steps"),

@@ -92,7 +92,7 @@ def bundled(monkeypatch, params):
 
     def put(sentences, frames=0) -> StubBundle:
         bundle = StubBundle(iter(sentences), frames)
-        stub = SimpleNamespace(load_bundle=lambda folder, device: bundle)
+        stub = SimpleNamespace(load_bundle=lambda folder, device, load_midpoint: bundle)
         monkeypatch.setitem(sys.modules, "procap.training.bundle", stub)
         runtime = SimpleNamespace(start_runtime=lambda *_: SimpleNamespace(device=torch.device("cpu")))
         monkeypatch.setitem(sys.modules, "procap.training.runtime", runtime)

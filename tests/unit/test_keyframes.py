@@ -1,10 +1,11 @@
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from procap.procedure.keyframes import confidence, sample_keyframes
+from procap.procedure.keyframes import confidence, sample_keyframes, spread_keyframes
 
 VECTORS = Path(__file__).parents[2] / ".." / "shared" / "reference" / "official" / "vectors_samplers.npz"
 
@@ -66,3 +67,14 @@ def test_top_takes_the_largest_and_of_equals_the_earlier():
 def test_more_frames_than_there_are_cannot_be_kept():
     with pytest.raises(ValueError, match="kept=4"):
         sample_keyframes(torch.ones(1, 3), 4, "top")
+
+
+@pytest.mark.parametrize("frames", [1, 3, 7, 15])
+def test_evenly_spread_frames_are_different_inner_and_symmetric(frames):
+    for kept in range(frames + 1):
+        spread = spread_keyframes(frames, kept)
+        assert len(spread) == kept
+        assert all(a < b for a, b in itertools.pairwise((0, *spread, frames + 1)))
+        gaps = [b - a for a, b in itertools.pairwise((0, *spread, frames + 1))]
+        assert max(gaps) - min(gaps) <= 1
+    assert spread_keyframes(7, 2) == (3, 5), "as the reference code"

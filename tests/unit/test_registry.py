@@ -15,7 +15,7 @@ mlflow = pytest.importorskip("mlflow")
 class StubBundle:
     """Says how red the first picture is."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, load_midpoint: object = None) -> None:
         self.facts = json.loads((folder / "manifest.json").read_text())
         if self.facts.get("broken"):
             raise ValueError("weights are missing")

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Params
+from procap.datasets.pairs import Pairs
+from procap.datasets.shards import Shards
 from procap.steps import caption, pretrain
 from procap.training.bundle import load_bundle
 from procap.training.checkpoint import load_tensors
@@ -107,6 +110,9 @@ SWITCHES = [
     {"caption__optimiser": "bert_adam", "caption__schedule": "warmup_linear", "caption__planned_steps": 6},
     {"caption__label_smoothing": 0.1, "caption__reduction": "sum"},
     {"caption__pretrained": False},
+    {"caption__between": "frames"},
+    {"caption__between": "frames", "caption__pretrained": False},
+    {"caption__between": "nothing"},
 ]
 
 
@@ -121,11 +127,54 @@ def test_every_switch_trains_and_captions(trained, plain, changes):
     expected = {key.partition("__")[0] for key in changes}
     assert changed == (["caption"] if expected == {"caption"} else ["pretrain", "caption"]), "the switch does nothing"
     assert all(w.isfinite().all() for stage in ("pretrain", "caption") for w in weights(data, stage).values())
-    bundle, pictures = load_bundle(data / "caption" / "procap" / "bundle"), np.zeros((2, 2, 20, 20, 3), np.uint8)
+    pictures = np.zeros((2, 2, 20, 20, 3), np.uint8)
+    bundle = load_bundle(data / "caption" / "procap" / "bundle", load_midpoint=load_midpoint)
     assert len(bundle.caption(*pictures)) == 2
     imagined = bundle.imagine(*pictures)
-    kept = changes.get("sample__kept", 2)
+    kept = 0 if changes.get("caption__between") == "nothing" else changes.get("sample__kept", 2)
     assert (0 if imagined is None else imagined.shape[1]) == kept
+
+
+@pytest.fixture(scope="module")
+def explicit(trained):
+    return trained(tiny_params(caption__between="frames", sample__kept=2), "procap", "static")
+
+
+def test_a_captioner_of_explicit_frames_makes_them_itself(explicit):
+    """What it sees of a pair alone is what stage 1's cache has of that pair: before, frames 3 and 5 of 7, after."""
+    bundle = load_bundle(explicit / "caption" / "procap" / "bundle", load_midpoint=load_midpoint)
+    pairs = Pairs.read(explicit / "prepare").split("train", "val")
+    cached = np.concatenate(Shards(explicit / "tokenize", "features").arrays)[:, [0, 3, 5, 8]]
+    seen = bundle.features(pairs.before(), pairs.after()).numpy()
+    assert np.abs(seen - cached).max() < 5e-3
+    assert np.abs(seen[:, 1] - seen[:, 2]).max() > 0.05
+    with pytest.raises(ValueError, match="needs load_midpoint"):
+        load_bundle(explicit / "caption" / "procap" / "bundle")
+
+
+def test_static_never_sees_a_frame_between(explicit, plain):
+    bundle = load_bundle(explicit / "caption" / "static" / "bundle")
+    assert bundle.features(*np.zeros((2, 2, 20, 20, 3), np.uint8)).shape[1] == 2
+    assert same(weights(explicit, "caption", "static"), weights(plain, "caption", "static"))
+
+
+@pytest.mark.parametrize(("between", "seen"), [("queries", 2 * 16), ("frames", 4 * 16), ("nothing", 2 * 16)])
+def test_training_and_captioning_see_the_same_frames(trained, between, seen, monkeypatch):
+    """A batch of stage 2 is, row for row, what the trained bundle makes of the same pairs."""
+    batches = []
+
+    class Watched(caption._Training):
+        def batch(self, rows, generator):
+            batches.append((rows, super().batch(rows, generator).features))
+            return super().batch(rows, generator)
+
+    monkeypatch.setattr(caption, "_Training", Watched)
+    data = trained(tiny_params(caption__between=between), "procap")
+    bundle = load_bundle(data / "caption" / "procap" / "bundle", load_midpoint=load_midpoint)
+    pairs = Pairs.read(data / "prepare").split("train", "val")
+    rows, features = batches[0]
+    torch.testing.assert_close(bundle.features(pairs.before(rows), pairs.after(rows)), features, atol=5e-3, rtol=0)
+    assert features.shape[1] * features.shape[2] == seen
 
 
 def alike(one, other, stage: str) -> bool:
