@@ -236,14 +236,16 @@ class ProcedureEncoder(nn.Module):
     ) -> Float[Tensor, "b s2 d"]:
         """The blocks' output; with ``csy_sees: frames`` the rows from ``first`` on see what follows them only."""
         x = torch.cat([start, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
-        blocked = None
-        if self.config.csy_sees == "frames" and start.shape[1]:
-            places = torch.arange(x.shape[1], device=x.device)
-            rows = slice(first, first + 1 + self.config.reserved)
-            blocked = Blocked(first, places >= places[rows, None])
+        blocking = self.config.csy_sees == "frames" and start.shape[1] > 0
+        blocked = self.blocked(first, torch.arange(x.shape[1], device=x.device)) if blocking else None
         for block in self.blocks:
             x = block(x, blocked)
         return x
+
+    def blocked(self, first: int, places: Int[Tensor, " s"]) -> Blocked:
+        """Rows as many as [ST1] and [csy]; each sees its own place and those that follow."""
+        rows = slice(first, first + 1 + self.config.reserved)
+        return Blocked(first, places >= places[rows, None])
 
     def unseeing(self, s: int) -> int:
         """The first row that ``csy_sees: frames`` blocks, where ``s`` vectors stand before the frames."""

@@ -47,11 +47,15 @@ def rectangles(b: int, grid: int, generator: torch.Generator, tries: int = 10) -
     height, width = height.gather(1, first), width.gather(1, first)
     top = (u[2].gather(1, first) * (grid - height + 1)).floor()
     left = (u[3].gather(1, first) * (grid - width + 1)).floor()
+    return rectangle(grid, top, left, height, width) & fits.any(1)[:, None]
+
+
+def rectangle(grid: int, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Bool[Tensor, "b n"]:
+    """True inside; the sides of each pair's rectangle are (b, 1)."""
     places = torch.arange(grid)
     rows = (places >= top) & (places < top + height)
     columns = (places >= left) & (places < left + width)
-    inside = rows[:, :, None] & columns[:, None, :] & fits.any(1)[:, None, None]
-    return inside.reshape(b, grid * grid)
+    return (rows[:, :, None] & columns[:, None, :]).flatten(1)
 
 
 def block_mask(inside: Bool[Tensor, "b n"], t: int) -> Bool[Tensor, "b t n"]:
