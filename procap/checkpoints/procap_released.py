@@ -20,7 +20,6 @@ BLOCK = {"ln_1": "norm_attention", "ln_2": "norm_feed", "attn.out_proj": "attent
 NORMS = {"selfattn": "norm_self", "attention": "norm_cross", "feedforward": "norm_feed"}
 ATTENTIONS = {"selfattn": "self_attention", "attention": "cross_attention"}
 FEED = {"linear1": "feed.0", "linear2": "feed.2"}
-GREEK = {"gamma": "weight", "beta": "bias"}
 
 
 def encoder_weights(released: Mapping[str, Tensor], vocabulary: int, words: int = 24) -> dict[str, Tensor]:
@@ -80,7 +79,7 @@ def _layer(released: Mapping[str, Tensor], ours: str, part: str, key: str, whole
     kind, _, rest = key.removeprefix("layer.").rpartition(".")
     value = released[whole]
     if kind == "layernorm":
-        return {f"{ours}{NORMS[part]}.{GREEK[rest]}": value}
+        return {f"{ours}{NORMS[part]}.{rest}": value}
     if part == "feedforward":
         return {f"{ours}{FEED[kind]}.{rest}": value}
     name = f"{ours}{ATTENTIONS[part]}."

@@ -108,15 +108,15 @@ class FeedForward(nn.Sequential):
 
 
 class UnbiasedNorm(nn.Module):
-    """weight (x - mean) / (std + 1e-6) + bias, the std being that of N - 1: the norm of the reference's decoder."""
+    """gamma (x - mean) / (std + 1e-6) + beta, the std being that of N - 1: the norm of the reference's decoder."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.gamma = nn.Parameter(torch.ones(width))
+        self.beta = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+        return self.gamma * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.beta
 
 
 class EncoderBlock(nn.Module):
