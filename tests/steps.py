@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flows.presets import merge, nested, read_preset, read_sections
 from procap.config import Params, check_params
 from procap.datasets.pairs import Pairs
 from procap.datasets.vocabulary import Vocabulary, sequence_length
@@ -40,28 +41,23 @@ TINY: dict[str, Any] = {
 }
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML
+def preset(name: str) -> dict[str, Any]:
+    """The default parameters with a preset over them."""
+    raw = read_sections(PROJECT / "params.yaml", "safe")
+    merge(raw, read_preset(PROJECT, name))
+    return raw
 
-    return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 
-
-def with_changes(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> Params:
+def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> Params:
     """Parameters with ``{"caption.steps": 3}`` changed."""
-    nested = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
-    for dotted, value in changes.items():
-        *sections, key = dotted.split(".")
-        place = nested
-        for section in sections:
-            place = place[section]
-        place[key] = value
-    return check_params(nested, "test")
+    merge(raw, nested(changes))
+    return check_params(raw, "test")
 
 
 def tiny_params(**changes: Any) -> Params:
     """The default parameters at test size; ``caption__steps=3`` changes one of them."""
     named = {key.replace("__", "."): value for key, value in changes.items()}
-    return with_changes(read_yaml(PROJECT / "params.yaml"), TINY | named)
+    return with_changes(read_sections(PROJECT / "params.yaml", "safe"), TINY | named)
 
 
 def tokenised(data: Path, params: Params, pairs: int = 16) -> None:
@@ -78,5 +74,5 @@ def tokenised(data: Path, params: Params, pairs: int = 16) -> None:
     np.save(data / "sample" / "kept.npy", drawn.reshape(draws, rows, params.sample.kept).numpy().astype(np.int16))
     (data / "tokenizer").mkdir()
     save_tensors(data / "tokenizer" / "vqgan.safetensors", dict(small_vqgan().state_dict()))
-    write_json(data / "tokenizer" / "vqgan.json", asdict(VQGAN_CONFIG))
+    write_json(data / "tokenizer" / "vqgan.json", asdict(VQGAN_CONFIG) | {"features": params.tokenizer.features})
     tokenize.run(params, data)

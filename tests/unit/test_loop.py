@@ -27,12 +27,15 @@ class Killed(BaseException):
 class Training:
     """A small network that learns noisy sums; every update draws from its generator."""
 
-    def __init__(self, state, steps: int = 100, kill: int = -1, validate_every: int = 30, select: str | None = "good"):
+    def __init__(
+        self, state, steps: int = 100, kill: int = -1, validate_every: int = 30, select: str | None = "good",
+        optimiser: str = "adamw",
+    ):  # fmt: skip
         self.module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         with torch.no_grad():
             for weight in self.module.parameters():
                 weight.copy_(torch.randn(weight.shape, generator=generator(1)) * 0.3)
-        self.optimiser = make_optimiser("adamw", [(self.module[0], 1e-2), (self.module, 3e-2)], 0.1)
+        self.optimiser = make_optimiser(optimiser, [(self.module[0], 1e-2), (self.module, 3e-2)], 0.1)
         self.state, self.kill, self.select = state, kill, select
         self.plan = Plan(steps, 0.1, validate_every, seed=3)
         self.validated: list[dict[str, torch.Tensor]] = []
@@ -66,16 +69,19 @@ def always_save(monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
 
 
-@pytest.mark.parametrize("kills", [[45], [21, 61], [99], [5]])
-def test_killed_and_continued_equals_uninterrupted(tmp_path, always_save, kills):
+@pytest.mark.parametrize(
+    ("kills", "optimiser"),
+    [([45], "adamw"), ([21, 61], "adamw"), ([99], "adamw"), ([5], "adamw"), ([45], "adam"), ([45], "bert_adam")],
+)
+def test_killed_and_continued_equals_uninterrupted(tmp_path, always_save, kills, optimiser):
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole = Training(tmp_path / "whole")
+    whole = Training(tmp_path / "whole", optimiser=optimiser)
     expected = whole.run()
     for kill in kills:
         with pytest.raises(Killed):
-            Training(tmp_path / "parts", kill=kill).run()
-    parts = Training(tmp_path / "parts")
+            Training(tmp_path / "parts", kill=kill, optimiser=optimiser).run()
+    parts = Training(tmp_path / "parts", optimiser=optimiser)
     got = parts.run()
     assert got == expected
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), parts.module.parameters(), strict=True))
