@@ -12,6 +12,7 @@ import torch
 from procap import config
 from procap.captioners.decoding import word_loss
 from procap.datasets.vocabulary import BOS, PAD
+from procap.models.layers import UnbiasedNorm
 from procap.training.loop import Plan
 from procap.training.optimiser import OptimiserName, ScheduleName, make_optimiser, schedule_factor
 from tests.small import generator
@@ -78,7 +79,7 @@ def test_bert_adam_takes_the_reference_steps():
 
 
 def test_every_optimiser_takes_each_weight_once_and_decays_by_its_own_rule():
-    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8))
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), UnbiasedNorm(8))
     module.query = torch.nn.Parameter(torch.zeros(8))
     parts, names = [(module[0], 1.0), (module, 2.0)], {id(p): name for name, p in module.named_parameters()}
     decayed = {}
@@ -89,7 +90,7 @@ def test_every_optimiser_takes_each_weight_once_and_decays_by_its_own_rule():
         assert all(rate == (1.0 if name.startswith("0.") else 2.0) for name, rate, _ in flat)
         decayed[kind] = {name for name, _, decay in flat if decay}
     assert decayed["adamw"] == {"0.weight"}
-    assert decayed["bert_adam"] == {"0.weight", "1.weight", "query"}
+    assert decayed["bert_adam"] == {"0.weight", "1.weight", "2.weight", "2.bias", "query"}
 
 
 @pytest.mark.parametrize("kind", get_args(OptimiserName))
