@@ -7,8 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from procap.models.layers import UnbiasedNorm
-
 OptimiserName = Literal["adamw", "adam", "bert_adam"]
 ScheduleName = Literal["cosine", "log_warmup", "warmup_linear"]
 
@@ -23,37 +21,30 @@ def make_optimiser(
 
     adamw: ours; matrices decay, vectors (biases, norms, learned single vectors) do not.
     adam: stage 1 of the reference code; ``weight_decay`` (there 0) is part of every gradient.
-    bert_adam: stage 2 of the reference code; what is called a bias there does not decay, norms and embeddings do.
+    bert_adam: stage 2 of the reference code; what is called a bias does not decay; norms (``beta``, too) and embeddings do.
     """
     match name:
         case "adamw":
-            groups = _groups(parts, weight_decay, lambda owner, name, weight: weight.ndim >= 2)
+            groups = _groups(parts, weight_decay, lambda _, weight: weight.ndim >= 2)
             return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-8)
         case "adam":
-            groups = _groups(parts, weight_decay, lambda owner, name, weight: True)
-            return torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8)
+            return torch.optim.Adam(_groups(parts, weight_decay, lambda *_: True), betas=(0.9, 0.999), eps=1e-8)
         case "bert_adam":
-            return BertAdam(_groups(parts, weight_decay, lambda owner, name, weight: not _is_bias(owner, name)))
-
-
-def _is_bias(owner: nn.Module, name: str) -> bool:
-    """By its name in the reference code, which calls the bias of its own norm ``beta``."""
-    return name == "bias" and not isinstance(owner, UnbiasedNorm)
+            return BertAdam(_groups(parts, weight_decay, lambda path, _: "bias" not in path))
 
 
 def _groups(
-    parts: Sequence[tuple[nn.Module, float]], weight_decay: float, decays: Callable[[nn.Module, str, Tensor], bool]
+    parts: Sequence[tuple[nn.Module, float]], weight_decay: float, decays: Callable[[str, Tensor], bool]
 ) -> list[dict[str, Any]]:
-    """Parameter groups; ``decays`` takes the module that has a weight, its name there, and the weight."""
+    """Parameter groups; ``decays`` takes a weight's name within its module, and the weight."""
     groups: list[dict[str, Any]] = []
     seen: set[int] = set()
     for module, rate in parts:
         chosen: dict[bool, list[Tensor]] = {True: [], False: []}
-        for owner in module.modules():
-            for name, weight in owner.named_parameters(recurse=False):
-                if weight.requires_grad and id(weight) not in seen:
-                    seen.add(id(weight))
-                    chosen[decays(owner, name, weight)].append(weight)
+        for path, weight in module.named_parameters():
+            if weight.requires_grad and id(weight) not in seen:
+                seen.add(id(weight))
+                chosen[decays(path, weight)].append(weight)
         for decay, weights in zip((weight_decay, 0.0), chosen.values(), strict=True):
             if weights:
                 groups.append({"params": weights, "lr": rate, "weight_decay": decay})

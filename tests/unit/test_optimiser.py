@@ -90,7 +90,7 @@ def test_every_optimiser_takes_each_weight_once_and_decays_by_its_own_rule():
         assert all(rate == (1.0 if name.startswith("0.") else 2.0) for name, rate, _ in flat)
         decayed[kind] = {name for name, _, decay in flat if decay}
     assert decayed["adamw"] == {"0.weight"}
-    assert decayed["bert_adam"] == {"0.weight", "1.weight", "2.weight", "2.bias", "query"}
+    assert decayed["bert_adam"] == {"0.weight", "1.weight", "2.gamma", "2.beta", "query"}
 
 
 @pytest.mark.parametrize("kind", get_args(OptimiserName))
