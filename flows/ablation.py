@@ -68,7 +68,7 @@ def ablate(
         share = max(1, len(os.sched_getaffinity(0)) // slots)
         params["hardware"]["threads"] = share
         say(f"hardware.threads: {share}, because {slots} jobs share the cores")
-    planned = jobs(root, name, table, params, seeds)
+    planned = jobs(root, name, table, params, seeds, wanted)
     home = root.resolve() / HOME / name
     outcome = Outcome()
     with _alone(root, name):

@@ -1,6 +1,6 @@
 """Ablations as data: ``infra/ablations.yaml`` holds tables, a table rows, a row what it changes in ``params.yaml``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,28 +121,39 @@ def base_params(root: Path, preset: str | None, overrides: Mapping[str, Any]) ->
     return params
 
 
-def jobs(root: Path, name: str, table: Table, params: Mapping[str, Any], seeds: int) -> list[Job]:
+def jobs(
+    root: Path, name: str, table: Table, params: Mapping[str, Any], seeds: int, wanted: Collection[str]
+) -> list[Job]:
     """Every row with every seed, all rows once before any row twice.
 
     The seeds are those of stage 1 and stage 2 alone, counted from ``params["replicate"]``; corpus, frames and
-    tokenizer are the same for all. Raises BadInput that names the row whose parameters are not valid.
+    tokenizer are the same for all. Raises BadInput that names a wanted row whose parameters are not valid; other
+    rows of that kind are left out.
     """
     found = []
     for replicate in range(params["replicate"], params["replicate"] + seeds):
         for row in table.rows:
-            own = deepcopy(dict(params))
-            merge(own, nested(row.overrides | {"replicate": replicate}))
-            where = f"{FILE}: {name}, row '{row.name}'"
-            checked = check_params(own, where=where)
-            if row.captioner not in checked.captioners:
-                raise BadInput(
-                    f"the captioner '{row.captioner}' is not among those that are built",
-                    where=where,
-                    expected="one of " + ", ".join(checked.captioners),
-                    do="add it to `captioners` in params.yaml",
-                )
-            found.append(Job(row, replicate, own, plan_digests(root, stage_name("evaluate", row.captioner), own)))
+            try:
+                found.append(_job(root, name, row, params, replicate))
+            except BadInput:
+                if row.name in wanted:
+                    raise
     return found
+
+
+def _job(root: Path, name: str, row: Row, params: Mapping[str, Any], replicate: int) -> Job:
+    own = deepcopy(dict(params))
+    merge(own, nested(row.overrides | {"replicate": replicate}))
+    where = f"{FILE}: {name}, row '{row.name}'"
+    checked = check_params(own, where=where)
+    if row.captioner not in checked.captioners:
+        raise BadInput(
+            f"the captioner '{row.captioner}' is not among those that are built",
+            where=where,
+            expected="one of " + ", ".join(checked.captioners),
+            do="add it to `captioners` in params.yaml",
+        )
+    return Job(row, replicate, own, plan_digests(root, stage_name("evaluate", row.captioner), own))
 
 
 def chosen(table: Table, names: Sequence[str]) -> set[str]:

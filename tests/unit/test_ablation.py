@@ -273,7 +273,7 @@ def test_several_jobs_share_the_cores_and_say_so(store, project, nothing_runs, m
 @pytest.mark.parametrize("name", table_names(PROJECT))
 def test_the_committed_tables_are_valid_and_their_rows_differ(name):
     table = read_table(PROJECT, name)
-    planned = jobs(PROJECT, name, table, base_params(PROJECT, None, {}), 2)
+    planned = jobs(PROJECT, name, table, base_params(PROJECT, None, {}), 2, chosen(table, []))
     assert len({job.digest for job in planned}) == len(planned) == 2 * len(table.rows)
     for first, second in zip(planned[: len(table.rows)], planned[len(table.rows) :], strict=True):
         for stage in ("prepare", "interpolate", "sample", "tokenizer", "tokenize"):
@@ -301,7 +301,7 @@ def test_a_wrong_table_is_refused_by_name(tmp_path, text):
     (tmp_path / "infra").mkdir()
     (tmp_path / "infra" / "ablations.yaml").write_text(f"wrong: {text}\n")
     with pytest.raises(BadInput) as caught:
-        jobs(tmp_path, "wrong", read_table(tmp_path, "wrong"), base_params(tmp_path, None, {}), 1)
+        jobs(tmp_path, "wrong", read_table(tmp_path, "wrong"), base_params(tmp_path, None, {}), 1, ["x"])
     assert BROKEN_TABLES[text] in caught.value.what
     assert "infra/ablations.yaml: wrong" in caught.value.where
     with pytest.raises(BadInput, match="no table 'nothing'"):
@@ -312,12 +312,20 @@ def test_preset_and_settings_lie_under_the_rows():
     params = base_params(PROJECT, "smoke", {"caption.steps": 7, "pretrain.layers": 3})
     assert (params["caption"]["steps"], params["pretrain"]["layers"], params["interpolate"]["frames"]) == (7, 3, 3)
     table = read_table(PROJECT, "encoder-depth")
-    found = {job.row.name: job.params["pretrain"]["layers"] for job in jobs(PROJECT, "x", table, params, 1)}
+    found = {job.row.name: job.params["pretrain"]["layers"] for job in jobs(PROJECT, "x", table, params, 1, [])}
     assert found == {"1 block": 1, "2 blocks": 2, "4 blocks": 4}
     assert params["pretrain"]["layers"] == 3
     assert chosen(table, []) == set(found)
     with pytest.raises(BadInput, match="no row '3 blocks'"):
         chosen(table, ["3 blocks"])
+
+
+def test_a_row_that_does_not_fit_stops_the_table_only_if_it_is_wanted():
+    params, table = base_params(PROJECT, "smoke", {}), read_table(PROJECT, "k")
+    assert [job.row.name for job in jobs(PROJECT, "k", table, params, 1, ["k 1"])] == ["k 0", "k 1", "k 2"]
+    with pytest.raises(BadInput, match="4 frames cannot be kept") as caught:
+        jobs(PROJECT, "k", table, params, 1, ["k 4"])
+    assert "row 'k 4'" in caught.value.where
 
 
 def stand_ins(spec: dict[str, str]) -> list[Job]:
