@@ -338,10 +338,32 @@ def render(
     from procap.steps.prepare import corpus_settings
 
     settings = corpus_settings(load_params(Path("params.yaml")))
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput("something is there", where=str(folder), expected="a new or empty folder", do="name another")
+    _refuse_used(folder)
     write_official_layout(folder, replace(settings, count=count or settings.count), Terminal("render"))
     typer.echo(f"written: {folder}")
+
+
+@app.command("export-frames", epilog="Example:  dvc repro interpolate && procap export-frames /tmp/frames")
+def export_frames(
+    folder: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
+) -> None:
+    """Write the frames of data/interpolate as ProCap releases them: HDF5, before and after included."""
+    from procap.config import load_params
+    from procap.datasets.pairs import Pairs
+    from procap.datasets.pseudo_sequences import write_pseudo_sequences
+    from procap.datasets.shards import Shards
+
+    _refuse_used(folder)
+    corpus = load_params(Path("params.yaml")).dataset.name
+    pairs = Pairs.read(Path("data/prepare")).split("train", "val")
+    frames = Shards(Path("data/interpolate/frames"), "frames")
+    names = write_pseudo_sequences(folder, pairs, frames, corpus)
+    typer.echo(f"written: {', '.join(str(folder / name) for name in names)} ({len(pairs)} pairs of train and val)")
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput("something is there", where=str(folder), expected="a new or empty folder", do="name another")
 
 
 def _add_import(corpus: Corpus) -> None:

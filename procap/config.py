@@ -89,11 +89,24 @@ class Validate(Section):
 
 
 class Interpolate(Section):
-    method: Literal["rife", "crossfade", "truth"] = Field(
-        description="rife: pre-trained network; crossfade: mixing pixels; truth: the renderer's own procedure"
+    method: Literal["rife", "vfiformer", "crossfade", "truth", "h5"] = Field(
+        description="rife: pre-trained network; vfiformer: the paper's, from checkpoint; crossfade: mixing pixels; "
+        "truth: the renderer's own procedure; h5: read from files, as ProCap releases them"
     )
+    checkpoint: str | None = Field(description="the published VFIformer, for method vfiformer")
+    h5: str | tuple[str, ...] | None = Field(description="a folder with .h5 files, or such files, for method h5")
     frames: Literal[1, 3, 7, 15] = Field(description="l, synthetic frames between before and after (2^depth - 1)")
     batch: Count
+    measured: Annotated[int, Field(ge=0)] = Field(
+        description="pairs compared with the true procedure, where the corpus knows it (rendered); 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Interpolate":
+        for method, key in (("vfiformer", "checkpoint"), ("h5", "h5")):
+            if self.method == method and not getattr(self, key):
+                raise ValueError(f"{key}: method '{method}' needs one")
+        return self
 
 
 class Sample(Section):

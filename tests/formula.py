@@ -14,6 +14,7 @@ import torch
 Shape = tuple[int, ...]
 TABLES = r"(text_emb|text_pos_emb|image_emb|special_emb|special_pos_emb|text_decoder\.decoder\.out)\.weight"
 SMALL = re.compile(rf"{TABLES}|target_pos_emb\.weights\.\d|image_mask")
+SLOPES = re.compile(r"(flownet|refinenet)\..*\.weight")
 SHARP = re.compile(r"text_decoder\..*\.attention\.layer\.w[qk]\.weight")
 
 
@@ -35,6 +36,8 @@ def _weight(key: str, shape: Shape) -> np.ndarray:
         return np.float32(0.02) * x
     if len(shape) > 1:
         return np.float32((3 if SHARP.fullmatch(name) else 1) / np.sqrt(np.prod(shape[1:]))) * x
+    if SLOPES.fullmatch(name):
+        return np.float32(0.25) + np.float32(0.1) * x
     if name.endswith(".gamma"):
         return np.float32(2) * x
     if name.endswith(".weight"):

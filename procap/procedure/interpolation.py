@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from procap.shapes import Float, Pictures, Tensor
 
@@ -39,3 +40,15 @@ def interpolate(before: Pictures, after: Pictures, midpoint: Midpoint, frames: i
 def crossfade(before: Pictures, after: Pictures) -> Pictures:
     """Half of each: the interpolation that knows nothing of motion."""
     return (before + after) / 2
+
+
+def in_multiples(midpoint: Midpoint, side: int) -> Midpoint:
+    """The same for pictures of any size: edges are repeated up to multiples of ``side`` and cut off afterwards."""
+
+    def of_any_size(before: Pictures, after: Pictures) -> Pictures:
+        h, w = before.shape[-2:]
+        wider = (0, -w % side, 0, -h % side)
+        ends = (F.pad(pictures, wider, mode="replicate") for pictures in (before, after))
+        return midpoint(*ends)[..., :h, :w]
+
+    return of_any_size

@@ -22,7 +22,7 @@ and to after, two float tensors (b, t), out."""
 
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
-    """Write ``data/sample``; rows are pairs of train and val, as in ``data/interpolate``.
+    """Write ``data/sample``; rows are pairs of train and val, as in ``data/interpolate/frames``.
 
     weights.npy    float32 (pairs, l): confidence of each inner frame
     kept.npy       int16 (draws, pairs, k): frame numbers 1..l in time order
@@ -46,7 +46,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
 
 def _similarities(params: Params, data: Path, report: Report) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """Of every frame to before and to after, (pairs, t) each, on the CPU."""
-    pairs, inner = Pairs.read(data / "prepare").split("train", "val"), Shards(data / "interpolate", "frames")
+    pairs, inner = Pairs.read(data / "prepare").split("train", "val"), Shards(data / "interpolate" / "frames", "frames")
     similarity = SIMILARITIES[params.sample.similarity](params, pairs)
     size = max(1, params.sample.batch // (inner.shape[1] + 2))
     found = []

@@ -31,7 +31,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     """
     runtime = start_runtime(**dict(params.hardware))
     vqgan = load_tokenizer(data / "tokenizer").to(runtime.device)
-    pairs, inner = Pairs.read(data / "prepare").split("train", "val"), Shards(data / "interpolate", "frames")
+    pairs, inner = Pairs.read(data / "prepare").split("train", "val"), Shards(data / "interpolate" / "frames", "frames")
     kept = np.load(data / "sample" / "kept.npy")
     sequences = np.pad(kept, ((0, 0), (0, 0), (1, 1)), constant_values=((0, 0), (0, 0), (0, inner.shape[1] + 1)))
     width, n = vqgan.config.code_width, vqgan.config.grid**2

@@ -40,7 +40,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         state, progress = None, Progress()
     else:
         sizes = {"params": params.tokenizer.model_dump(), "seed": params.seed, "hardware": params.hardware.model_dump()}
-        inputs = [*(data / "prepare").glob("*.*"), *(data / "interpolate").glob("*.npy")]
+        inputs = [*(data / "prepare").glob("*.*"), *(data / "interpolate" / "frames").glob("*.npy")]
         state = state_folder(data, "tokenizer", sizes, inputs)
         vqgan, progress = _train(params, data, state, runtime, report)
     frames = _Frames(data, "val")
@@ -66,7 +66,7 @@ class _Frames:
         rows = np.flatnonzero((known.table["split"] == split).to_numpy())
         self.ends = np.unique(known.table.loc[rows, ["before", "after"]].to_numpy())
         self.images = known.images
-        self.inner = Shards(data / "interpolate", "frames")
+        self.inner = Shards(data / "interpolate" / "frames", "frames")
         self.rows = rows
 
     def __len__(self) -> int:

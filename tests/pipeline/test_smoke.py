@@ -87,7 +87,7 @@ def test_every_executed_step_is_a_run_that_says_where_it_came_from(built):
     steps = {run.info.run_name: run for run in runs if "procap.step" in run.data.tags}
     assert len(steps) == 12
     assert len({run.data.tags["mlflow.parentRunId"] for run in steps.values()}) == 1
-    assert steps["tokenize"].data.tags["dvc.deps.interpolate"] == outputs(built)["data/interpolate"]
+    assert steps["tokenize"].data.tags["dvc.deps.interpolate/frames"] == outputs(built)["data/interpolate/frames"]
     assert steps["caption@procap"].data.params["caption.batch"] == "4"
     curve = client.get_metric_history(steps["caption@procap"].info.run_id, "val_CIDEr")
     assert [point.step for point in curve] == [30, 60]

@@ -119,6 +119,8 @@ def test_a_missing_key_is_named(raw, key):
         ({"interpolate.method": "truth", "prepare.scenes.truth": False}, "interpolate.method"),
         ({"interpolate.method": "truth", "dataset.name": "clevr_change"}, "interpolate.method"),
         ({"caption.between": "frames", "interpolate.method": "truth", "prepare.scenes.truth": True}, "caption.between"),
+        ({"interpolate.method": "vfiformer"}, "interpolate.checkpoint"),
+        ({"interpolate.method": "h5"}, "interpolate.h5"),
         ({"captioners": ["static", "static"]}, "captioners"),
         ({"caption.planned_steps": 7, "caption.steps": 8}, "caption.planned_steps"),
         ({"pretrain.planned_steps": 7, "pretrain.steps": 8}, "pretrain.planned_steps"),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from procap.procedure.interpolation import crossfade, interpolate, midpoint_schedule
+from procap.procedure.interpolation import crossfade, in_multiples, interpolate, midpoint_schedule
 
 
 @pytest.mark.parametrize("frames", [1, 3, 7, 15])
@@ -42,3 +42,23 @@ def test_a_pair_gets_the_same_frames_alone_and_in_a_batch_and_a_level_is_one_cal
     for row in range(4):
         alone = interpolate(before[row : row + 1], after[row : row + 1], later, 7)
         torch.testing.assert_close(together[row : row + 1], alone)
+
+
+def test_other_sizes_are_filled_up_with_their_edges_and_cut_again():
+    seen = []
+
+    def shifted(left, right):
+        seen.append((left, right))
+        return left + right.roll(1, dims=-1)
+
+    before, after = torch.rand(2, 2, 3, 96, 130, generator=torch.Generator().manual_seed(2))
+    made = in_multiples(shifted, 64)(before, after)
+    (left, right), ends = seen[0], (before, after)
+    assert left.shape == right.shape == (2, 3, 128, 192)
+    for filled, given in zip((left, right), ends, strict=True):
+        assert torch.equal(filled[..., :96, :130], given)
+        assert torch.equal(filled[..., 96:, :130], given[..., 95:, :].expand(2, 3, 32, 130))
+        assert torch.equal(filled[..., 130:], filled[..., 129:130].expand(2, 3, 128, 62))
+    assert torch.equal(made[..., 1:], before[..., 1:] + after[..., :-1])
+    small = before[..., :64], after[..., :64]
+    assert torch.equal(in_multiples(shifted, 32)(*small), shifted(*small))

@@ -36,7 +36,7 @@ def earlier_steps(data: Path) -> None:
     """What prepare, interpolate, sample and tokenizer leave."""
     toy_prepared(data / "prepare", pairs=20)
     pairs, draw = Pairs.read(data / "prepare").split("train", "val"), np.random.default_rng(0)
-    with ShardWriter(data / "interpolate", "frames", (L, 32, 32, 3), np.uint8) as writer:
+    with ShardWriter(data / "interpolate" / "frames", "frames", (L, 32, 32, 3), np.uint8) as writer:
         writer.append(draw.integers(0, 256, (len(pairs), L, 32, 32, 3), dtype=np.uint8))
     kept = np.sort(draw.permuted(np.tile(np.arange(1, L + 1), (DRAWS, len(pairs), 1)), axis=2)[..., :KEPT], axis=2)
     (data / "sample").mkdir()
@@ -60,7 +60,7 @@ def whole(done) -> np.ndarray:
     """All frames of all pairs of train and val, before and after included."""
     pairs = Pairs.read(done / "prepare").split("train", "val")
     return np.concatenate(
-        [pairs.before()[:, None], Shards(done / "interpolate", "frames")[:], pairs.after()[:, None]], 1
+        [pairs.before()[:, None], Shards(done / "interpolate" / "frames", "frames")[:], pairs.after()[:, None]], 1
     )
 
 
