@@ -1,6 +1,6 @@
 """Networks small enough for a test, with weights from a seed."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,7 +30,7 @@ def shaken(module: M, strength: float = 0.15, seed: int = 0) -> M:
     return module
 
 
-def encoder_config(frames: int = 4, **changes: int) -> EncoderConfig:
+def encoder_config(frames: int = 4, **changes: Any) -> EncoderConfig:
     sizes = {
         "frames": frames, "grid": 4, "feature_width": 8, "codes": 16, "vocabulary": 20, "words": 7,
         "width": 48, "layers": 2, "heads": 4,
@@ -38,15 +38,17 @@ def encoder_config(frames: int = 4, **changes: int) -> EncoderConfig:
     return EncoderConfig(**(sizes | changes))
 
 
-def decoder_config(vocabulary: int = 20, words: int = 7, dropout: float = 0.0) -> DecoderConfig:
-    return DecoderConfig(vocabulary, words, memory_width=32, width=32, layers=2, heads=4, dropout=dropout)
+def decoder_config(
+    vocabulary: int = 20, words: int = 7, dropout: float = 0.0, style: str = "compact"
+) -> DecoderConfig:
+    return DecoderConfig(vocabulary, words, memory_width=32, width=32, layers=2, heads=4, dropout=dropout, style=style)
 
 
-def small_encoder(seed: int = 0, **changes: int) -> ProcedureEncoder:
+def small_encoder(seed: int = 0, **changes: Any) -> ProcedureEncoder:
     return shaken(build(lambda: ProcedureEncoder(encoder_config(**changes)), generator(seed)), seed=seed)
 
 
-def small_decoder(seed: int = 0, **changes: int) -> CaptionDecoder:
+def small_decoder(seed: int = 0, **changes: Any) -> CaptionDecoder:
     return shaken(build(lambda: CaptionDecoder(decoder_config(**changes)), generator(seed)), 0.3, seed)
 
 

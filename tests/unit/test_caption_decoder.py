@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from procap.models.caption_decoder import STYLES
 from tests.small import generator, sentences, small_decoder
 
 
@@ -10,8 +11,13 @@ def memory(b: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randn(b, 10, 32, generator=generator(seed))
 
 
-def test_step_by_step_equals_all_at_once():
-    decoder, words = small_decoder(), sentences(3)
+@pytest.fixture(params=sorted(STYLES))
+def decoder(request):
+    return small_decoder(style=request.param)
+
+
+def test_step_by_step_equals_all_at_once(decoder):
+    words = sentences(3)
     read, past, stepped = decoder.read(memory()), None, []
     for place in range(words.shape[1]):
         logits, past = decoder.step(words[:, place], place, read, past)
@@ -20,8 +26,8 @@ def test_step_by_step_equals_all_at_once():
     assert torch.allclose(torch.stack(stepped, 1), decoder(words, read), atol=1e-4)
 
 
-def test_a_word_does_not_know_later_words():
-    decoder, words = small_decoder(), sentences(3)
+def test_a_word_does_not_know_later_words(decoder):
+    words = sentences(3)
     read = decoder.read(memory())
     other = words.clone()
     other[:, 4] = (other[:, 4] + 1) % 20
@@ -30,8 +36,7 @@ def test_a_word_does_not_know_later_words():
     assert not torch.isclose(before[:, 4:], after[:, 4:], atol=1e-3).all(-1).any()
 
 
-def test_order_and_memory_matter():
-    decoder = small_decoder()
+def test_order_and_memory_matter(decoder):
     first = decoder(torch.tensor([[4, 9, 10, 11]]), decoder.read(memory(1)))
     turned = decoder(torch.tensor([[4, 10, 9, 11]]), decoder.read(memory(1)))
     elsewhere = decoder(torch.tensor([[4, 9, 10, 11]]), decoder.read(memory(1, seed=5)))
@@ -39,8 +44,9 @@ def test_order_and_memory_matter():
     assert not torch.allclose(first[:, 0], elsewhere[:, 0], atol=1e-3)
 
 
-def test_dropout_needs_a_generator_and_follows_it():
-    decoder, words = small_decoder(dropout=0.3), sentences(3)
+@pytest.mark.parametrize("style", sorted(STYLES))
+def test_dropout_needs_a_generator_and_follows_it(style):
+    decoder, words = small_decoder(dropout=0.3, style=style), sentences(3)
     read = decoder.read(memory())
     assert torch.equal(decoder(words, read), decoder(words, read))
     one, same, other = (decoder(words, read, generator(seed)) for seed in (1, 1, 2))

@@ -124,6 +124,8 @@ def test_a_missing_key_is_named(raw, key):
         ({"captioners": ["static", "static"]}, "captioners"),
         ({"caption.planned_steps": 7, "caption.steps": 8}, "caption.planned_steps"),
         ({"pretrain.planned_steps": 7, "pretrain.steps": 8}, "pretrain.planned_steps"),
+        ({"caption.decoder": "reference"}, "caption.decoder"),
+        ({"evaluate.beams": 3, "caption.decoding": "reference"}, "evaluate.beams"),
         ({"register.alias": "latest"}, "register.alias"),
     ],
 )

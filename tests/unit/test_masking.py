@@ -1,9 +1,13 @@
 """Masking: how much each strategy hides, and where."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes, random_patches, rectangles
+from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes, random_patches, rectangles, whole_frames
 from tests.small import generator
 
 B = 3000
@@ -77,3 +81,55 @@ def test_small_grids_have_rectangles_too(grid):
     share = rectangles(500, grid, generator()).float().mean(1)
     assert (share < 1).all()
     assert (share > 0).float().mean() > 0.95
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), b=st.integers(1, 5), t=st.integers(2, 6), grid=st.integers(2, 14))
+def test_whatever_the_size_each_strategy_hides_what_it_says(seed, b, t, grid):
+    drawn = {}
+    for name in STRATEGIES:
+        chances = tuple(float(name == other) for other in STRATEGIES)
+        drawn[name], strategy = mask_keyframes(b, t, grid, Masking(chances, 0.8), generator(seed))
+        assert drawn[name].shape == (b, t, grid * grid)
+        assert (strategy == STRATEGIES.index(name)).all()
+    assert not drawn["entire"].any()
+    assert torch.equal(drawn["in-block"], ~drawn["out-of-block"])
+    inside = ~drawn["in-block"].reshape(b, t, grid, grid)
+    assert (inside == inside[:, :1]).all(), "one rectangle for all frames"
+    rows, columns = inside[:, 0].any(2), inside[:, 0].any(1)
+    assert torch.equal(inside[:, 0], rows[:, :, None] & columns[:, None])
+    assert (rows.sum(1) < grid).all()
+    assert (columns.sum(1) < grid).all()
+
+
+def erased(grid: int, draw: torch.Generator) -> tuple[int, int]:
+    """Height and width of one rectangle, drawn and redrawn as torchvision's RandomErasing does."""
+    for _ in range(10):
+        area, log_aspect = (float(torch.rand((), generator=draw)) for _ in range(2))
+        aspect = math.exp(math.log(0.5) + log_aspect * math.log(4))
+        height = round(math.sqrt(grid**2 * (0.2 + 0.6 * area) * aspect))
+        width = round(math.sqrt(grid**2 * (0.2 + 0.6 * area) / aspect))
+        if height < grid and width < grid:
+            return height, width
+    return 0, 0
+
+
+@pytest.mark.parametrize("grid", [4, 14])
+def test_rectangles_are_as_large_as_random_erasing_makes_them(grid):
+    draw = generator(5)
+    naive = torch.tensor([erased(grid, draw) for _ in range(B)])
+    inside = rectangles(B, grid, generator()).reshape(-1, grid, grid)
+    ours = torch.stack([inside.any(2).sum(1), inside.any(1).sum(1)], 1)
+    for got, expected in zip(ours.T, naive.T, strict=True):
+        shares = [torch.bincount(sizes, minlength=grid) / B for sizes in (got, expected)]
+        assert (shares[0].cumsum(0) - shares[1].cumsum(0)).abs().max() < 0.045  # Kolmogorov-Smirnov at 0.5 %
+
+
+def test_whole_frames_are_hidden_one_to_all():
+    kept = whole_frames(B, 4, 9, generator())
+    assert (kept == kept[..., :1]).all(), "a frame is hidden as a whole"
+    hidden = (~kept[..., 0]).sum(1)
+    assert (torch.bincount(hidden, minlength=5) / B).tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.03)
+    assert (~kept[..., 0]).float().mean(0).tolist() == pytest.approx([0.625] * 4, abs=0.03)
+    some, _ = mask_keyframes(B, 4, 3, Masking((0.0, 1.0, 0.0, 0.0), 0.8, "frames"), generator())
+    assert some.flatten(1).any(1).float().mean() == pytest.approx(0.75, abs=0.03)

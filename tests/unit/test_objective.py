@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from procap.procedure.masking import STRATEGIES, Masking, mask_keyframes
 from procap.procedure.objective import (
+    Counting,
+    Draws,
     ProcedureBatch,
     Weights,
     caption_partners,
+    draw,
     inconsistent,
+    losses,
     objective,
 )
 from tests.small import features, generator, sentences, small_encoder
@@ -143,8 +149,8 @@ def test_the_batch_equals_one_pair_at_a_time(seed):
             csy.append(-F.logsigmoid(encoder.csy_head(true.csy)) - F.logsigmoid(-encoder.csy_head(bent.csy)))
     terms, readings = objective(encoder, pairs, MIXED, ONES, generator=generator(seed))
     assert 0 < len(align) < 8, "no pair is left out here"
-    for name, losses in (("msm", msm), ("align", align), ("csy", csy)):
-        assert terms[name].item() == pytest.approx(float(sum(losses)) / len(losses), rel=1e-4)
+    for name, of in (("msm", msm), ("align", align), ("csy", csy)):
+        assert terms[name].item() == pytest.approx(float(sum(of).detach()) / len(of), rel=1e-4)
     assert readings["msm_accuracy"] == pytest.approx(sum(right) / len(right))
 
 
@@ -179,3 +185,102 @@ def test_a_warp_that_changes_nothing_is_not_counted():
     got, found = inconsistent(pairs, generator())
     assert torch.equal(found, (got != same).flatten(1).any(1))
     assert found.float().mean() == pytest.approx(0.5, abs=0.1), "swapping and shuffling equal frames is no warp"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), b=st.integers(2, 9), different=st.integers(1, 3))
+def test_negatives_are_negative_or_left_out(seed, b, different):
+    """Few different captions and frames, so that many a partner or warp would be none."""
+    of = torch.randint(different, (b,), generator=generator(seed))
+    shown = features(different, 3, seed=seed)[:, :1].expand(-1, 3, -1, -1)[of].contiguous()
+    pairs = replace(
+        batch(b, 3), features=shown, words=sentences(different)[of], warped=shown[:, :2].contiguous(),
+        warped_frame=torch.zeros(b, 2, dtype=torch.long),
+    )  # fmt: skip
+    draws = draw(pairs, 4, MIXED, Counting(), generator(seed))
+    said_differently = (pairs.words[draws.partner] != pairs.words).any(-1)
+    assert torch.equal(draws.misaligned, said_differently)
+    assert torch.equal(draws.misaligned, (of[:, None] != of[None]).any(1)), "where there is a negative it is found"
+    assert torch.equal(draws.inconsistent, (draws.warped != pairs.features).flatten(1).any(1))
+
+
+@pytest.mark.parametrize("b", [6, 7])
+def test_unchecked_negatives_come_from_half_a_batch_further_and_all_count(b):
+    pairs = replace(batch(b), words=sentences(1).expand(b, -1).contiguous())
+    draws = draw(pairs, 4, MIXED, Counting("unchecked"), generator())
+    assert draws.partner.tolist() == [(row + b // 2) % b for row in range(b)]
+    assert draws.misaligned.all()
+    assert draws.inconsistent.all()
+
+
+def given_draws(seed: int = 0) -> Draws:
+    """Of eight pairs two are hidden entirely, one has no partner and one no warp."""
+    kept = torch.rand(8, 4, 16, generator=generator(seed)) < torch.linspace(0.1, 0.9, 8)[:, None, None]
+    kept[[2, 6]] = False
+    misaligned, inconsistent_ = torch.ones(2, 8, dtype=torch.bool)
+    misaligned[1], inconsistent_[5] = False, False
+    partner = torch.arange(8).roll(3)
+    return Draws(kept, kept.flatten(1).any(1), partner, misaligned, features(8, 4, seed=9), inconsistent_)
+
+
+@pytest.mark.parametrize("msm_mean", ["places", "pairs"])
+@pytest.mark.parametrize("unseen", ["left_out", "denominator", "counted"])
+@torch.no_grad()
+def test_what_is_counted_and_by_what_it_is_divided(unseen, msm_mean):
+    encoder, pairs, draws = small_encoder(), batch(), given_draws()
+    msm, align, csy = [], [], []
+    for row in range(8):
+        shown, kept = pairs.features[[row]], draws.kept[[row]]
+        own, other = (encoder.embed_caption(pairs.words[[at]]) for at in (row, int(draws.partner[row])))
+        true = encoder(own, encoder.embed_frames(shown, kept))
+        swapped = encoder(other, encoder.embed_frames(shown, kept))
+        bent = encoder(own, encoder.embed_frames(draws.warped[[row]], kept))
+        logits = encoder.token_head(true.frames[~kept])
+        msm.append(F.cross_entropy(logits, pairs.tokens[[row]][~kept], reduction="none").tolist())
+        fits, not_ = encoder.align_head(true.align), encoder.align_head(swapped.align)
+        align.append(float(-F.logsigmoid(fits) - F.logsigmoid(-not_)))
+        runs, broken = encoder.csy_head(true.csy), encoder.csy_head(bent.csy)
+        csy.append(float(-F.logsigmoid(runs) - F.logsigmoid(-broken)))
+    hidden, partnerless, warpless = {2, 6}, {1}, {5}
+    everyone = set(range(8))
+    counted = everyone if unseen == "counted" else everyone - hidden
+    summed = everyone if unseen == "denominator" else counted
+    flat = [loss for of in msm for loss in of]
+    expected = {
+        "msm": sum(flat) / len(flat) if msm_mean == "places" else sum(sum(of) / len(of) for of in msm) / 8,
+        "align": sum(align[row] for row in counted - partnerless) / len(counted - partnerless),
+        "csy": sum(csy[row] for row in summed - warpless) / len(counted - warpless),
+    }
+    found, accuracies = losses(encoder, pairs, draws, Counting(unseen=unseen, msm_mean=msm_mean))
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=1e-4)
+    assert all(0 <= float(value) <= 1 for value in accuracies.values())
+
+
+@pytest.mark.parametrize("name", ["msm", "align", "csy"])
+def test_each_loss_may_be_alone(name):
+    weights = Weights(*(float(name == other) for other in ("msm", "align", "csy")))
+    encoder = small_encoder()
+    terms, _ = objective(encoder, batch(), MIXED, weights, generator=generator())
+    assert [other for other, value in terms.items() if value != 0] == [name]
+    sum(terms.values()).backward()
+    heads = {"msm": encoder.token_head, "align": encoder.align_head, "csy": encoder.csy_head}
+    assert [other for other, head in heads.items() if head[1].weight.grad.any()] == [name]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_masking_may_be_alone(strategy):
+    terms, _ = objective(small_encoder(), batch(), only(strategy), ONES, generator=generator())
+    assert all(torch.isfinite(value) for value in terms.values())
+    assert terms["msm"] > 0
+
+
+def test_stage_1_without_captions_has_no_alignment():
+    encoder, pairs = small_encoder(captions=False), batch()
+    terms, readings = objective(encoder, pairs, MIXED, ONES, generator=generator())
+    assert terms["align"] == 0
+    assert readings["align_accuracy"] == 0
+    assert terms["msm"] > 0
+    assert terms["csy"] > 0
+    sum(terms.values()).backward()
+    assert encoder.word_embedding.weight.grad is None
+    assert encoder.csy.grad.any()

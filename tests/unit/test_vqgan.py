@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from procap.models.build import build
-from procap.models.vqgan import VQGAN, encode_frames
+from procap.models.vqgan import VQGAN, encode_frames, frame_features
 from procap.training.vqgan_objective import Adversary, Usage, _Reverse, revive_codes, start_codes
 from tests.small import VQGAN_CONFIG, generator, small_vqgan
 
@@ -59,6 +59,19 @@ def test_frames_as_bytes_are_encoded_as_pictures():
     rough, _ = encode_frames(vqgan, frames, device)
     assert not torch.equal(rough, features)
     assert torch.allclose(rough.float(), features.float(), atol=0.1)
+
+
+@pytest.mark.parametrize("shown", ["normalised", "raw"])
+def test_what_features_show_says_nothing_of_tokens(shown):
+    vqgan, device = small_vqgan(), torch.device("cpu")
+    frames = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    vqgan.config = replace(VQGAN_CONFIG, features=shown)
+    features, tokens = encode_frames(vqgan, frames, device)
+    picture = torch.from_numpy(frames).permute(0, 3, 1, 2) / 255
+    seen = vqgan.encoder(picture if shown == "raw" else 2 * picture - 1)
+    assert torch.equal(features, vqgan.features(seen).half())
+    assert torch.equal(frame_features(vqgan, frames, device), features)
+    assert torch.equal(tokens, vqgan.tokens(vqgan.encode(picture)))
 
 
 def test_first_weights_depend_on_the_generator_alone():

@@ -6,6 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from procap.procedure.warping import (
     affine_matrices,
@@ -63,6 +65,26 @@ def test_a_shuffle_is_any_other_order_equally_often(t):
     counted = Counter(map(tuple, orders.tolist()))
     assert set(counted) == set(itertools.permutations(range(t))) - {tuple(range(t))}
     assert np.array(list(counted.values())) / b == pytest.approx(1 / len(counted), abs=0.04)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), b=st.integers(1, 30), t=st.integers(2, 17))
+def test_an_order_is_one_and_not_theirs_however_many_frames(seed, b, t):
+    orders = draw_orders(b, t, generator(seed))
+    assert torch.equal(orders.sort(1).values, torch.arange(t).expand(b, t))
+    assert (orders != torch.arange(t)).any(1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), b=st.integers(2, 6), t=st.integers(2, 6))
+def test_frames_that_are_not_swapped_stay(seed, b, t):
+    frames, swaps = numbered(b, t), draw_swaps(b, t, generator(seed))
+    after = swap_frames(frames, swaps)
+    assert (swaps.pair != torch.arange(b)).all()
+    for pair, frame in itertools.product(range(b), range(t)):
+        moved = frame == swaps.frame[pair]
+        source = (int(swaps.pair[pair]), int(swaps.source[pair])) if moved else (pair, frame)
+        assert torch.equal(after[pair, frame], frames[source])
 
 
 def test_a_colour_shift_adds_one_constant_and_clamps():
