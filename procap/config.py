@@ -109,12 +109,46 @@ class Interpolate(Section):
         return self
 
 
+class TwoTowerSettings(Section):
+    """The two-tower model that ``sample`` trains on the training split for visual-text similarity."""
+
+    width: Count = Field(description="of the space in which pairs and captions meet")
+    steps: Count
+    batch: Annotated[int, Field(ge=2)]
+    learning_rate: Rate
+
+
 class Sample(Section):
+    """Confidence sampling; what a similarity does not use is ignored."""
+
     kept: Annotated[int, Field(ge=0)] = Field(description="k, inner frames that stage 1 sees")
-    similarity: Literal["visual"] = Field(description="what equation 2 compares frames by")
-    draw: Literal["multinomial", "top"] = Field(description="multinomial: draw by confidence; top: the k best")
+    similarity: Literal["visual", "visual_text", "mixed", "random"] = Field(
+        description="what equation 2 compares frames by; mixed: 0.7 visual_text and 0.3 visual; random: nothing"
+    )
+    visual_checkpoint: str | None = Field(
+        description="folder of a DINO-type ViT, read by transformers; null: the packaged EfficientNet-Lite0"
+    )
+    visual_text_checkpoint: str | None = Field(
+        description="folder of a CLIP-type checkpoint, read by transformers; null: train a two-tower model here"
+    )
+    two_tower: TwoTowerSettings
+    scores: str | None = Field(
+        description="released *_similarity_scores.json that gives the similarities; null: compute them"
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        description="draws go by w^(1/temperature), w of equation 2; 1: the reference implementation"
+    )
+    draw: Literal["multinomial", "top"] = Field(
+        description="multinomial: draw without replacement; top: the k best, whatever the temperature"
+    )
     draws: Count = Field(description="independent draws per pair; training picks one of them each time")
     batch: Count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Sample":
+        if self.similarity == "random" and self.draw == "top":
+            raise ValueError("draw: 'top' of a random similarity is always the first frames; use multinomial")
+        return self
 
 
 class Tokenizer(Section):

@@ -13,7 +13,7 @@ from procap.errors import BadInput
 from procap.evaluation.frame_quality import psnr
 from procap.files import folder_digest
 from procap.report import Silent
-from procap.steps import interpolate, prepare, sample
+from procap.steps import interpolate, prepare
 from tests.toy import toy_prepared
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
@@ -105,34 +105,6 @@ def test_a_changed_setting_does_not_go_on_from_the_old_state(data, monkeypatch):
     heard = Heard()
     interpolate.run(crossfade(frames=1), data, report=heard)
     assert heard.counted == [(6, 0)]
-
-
-@pytest.mark.parametrize("kept", [0, 2])
-def test_sample_draws_for_each_pair_and_gives_the_same_bytes_again(data, kept):
-    interpolate.run(crossfade(frames=3), data)
-    chosen = params({"sample": {"kept": kept, "draws": 3, "batch": 16}})
-    heard = Heard()
-    sample.run(chosen, data, report=heard)
-    digest = folder_digest(data / "sample")
-    weights, drawn = np.load(data / "sample" / "weights.npy"), np.load(data / "sample" / "kept.npy")
-    assert weights.shape == (12, 3)
-    assert weights.dtype == np.float32
-    assert drawn.shape == (3, 12, kept)
-    assert drawn.dtype == np.int16
-    assert heard.pictures == ["confidence.png"]
-    if kept:
-        assert not np.array_equal(drawn[0], drawn[1])
-    sample.run(chosen, data)
-    assert folder_digest(data / "sample") == digest
-
-
-def test_a_frame_is_most_similar_to_the_end_it_lies_next_to(data):
-    interpolate.run(crossfade(frames=7), data)
-    before, after = sample._similarities(params({"sample": {"batch": 64}}), data, Silent())
-    np.testing.assert_allclose(before[:, 0], 1, atol=1e-5)
-    np.testing.assert_allclose(after[:, -1], 1, atol=1e-5)
-    assert (before[:, 1] > after[:, 1]).float().mean() > 0.8
-    assert (before[:, -2] < after[:, -2]).float().mean() > 0.8
 
 
 @pytest.fixture(scope="module")
