@@ -19,6 +19,15 @@ from tests.steps import tiny_params, tokenised
 EARLIER = ("prepare", "interpolate", "sample", "tokenizer", "tokenize")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_curves():
+    """Drawing them takes as long as these trainings."""
+    with pytest.MonkeyPatch.context() as patch:
+        for step in (pretrain, caption):
+            patch.setattr(step, "draw_history", lambda history, names: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Run both stages with these parameters; what comes before is made once for each k, l and method."""
@@ -104,11 +113,13 @@ SWITCHES = [
     {"interpolate__frames": 1, "sample__kept": 1},
     {"pretrain__layers": 3},
     {"caption__decoder_layers": 3},
-    *({"pretrain__weights": list(row)} for row in np.eye(3)),
-    *({"pretrain__masking": list(row)} for row in np.eye(4)),
+    *({"pretrain__weights": row} for row in np.eye(3).tolist()),
+    *({"pretrain__masking": row} for row in np.eye(4).tolist()),
     {"pretrain__optimiser": "adam", "pretrain__schedule": "log_warmup"},
     {"caption__optimiser": "bert_adam", "caption__schedule": "warmup_linear", "caption__planned_steps": 6},
     {"caption__label_smoothing": 0.1, "caption__reduction": "sum"},
+    {"pretrain__encoder__captions": False},
+    {"pretrain__encoder__queries": "each"},
     {"caption__pretrained": False},
     {"caption__between": "frames"},
     {"caption__between": "frames", "caption__pretrained": False},
