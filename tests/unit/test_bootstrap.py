@@ -75,11 +75,11 @@ def test_equal_systems_do_not_differ(seed, pairs, replicates):
 @settings(max_examples=30, deadline=None)
 def test_a_shift_of_every_pair_moves_the_interval_by_it(seed, r, s, shift):
     values, _ = two_systems(seed, 30, max(r, s))
-    base, other = values[:r], values[:s]
-    low, high = differ(base, other + shift, seed)
-    flat_low, flat_high = differ(base, other, seed)
+    base, other, uneven = values[:r], values[:s], np.minimum(np.arange(30) // 4, 4)
+    low, high = differ(base, other + shift, seed, clusters=uneven)
+    flat_low, flat_high = differ(base, other, seed, clusters=uneven)
     assert (low, high) == pytest.approx((flat_low + shift, flat_high + shift), abs=1e-9)
-    assert differ(-base, -other - shift, seed) == pytest.approx((-high, -low), abs=1e-9)
+    assert differ(-base, -other - shift, seed, clusters=uneven) == pytest.approx((-high, -low), abs=1e-9)
 
 
 def test_pairing_finds_what_unpaired_pairs_hide():
