@@ -11,7 +11,7 @@ ROUNDING = 1 / 12
 
 
 def psnr(made: Frames, true: Frames) -> Float[np.ndarray, " n"]:
-    """Peak signal-to-noise ratio of each frame in dB; higher is nearer, and 58.9 at most."""
+    """Peak signal-to-noise ratio of each frame in dB; higher is nearer, 58.9 at most."""
     error = ((made.astype(np.float64) - true) ** 2).mean(axis=(1, 2, 3))
     return 10 * np.log10(255**2 / np.maximum(error, ROUNDING))
 

@@ -1,5 +1,6 @@
 """Step ``interpolate``: imagine a dense procedure between before and after."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -156,10 +157,10 @@ def _measured(params: Params, data: Path, pairs: Pairs, frames: Shards, report: 
     )
     true = np.stack(list(report.progress(in_order(draw, known), "true procedures", len(known))))
     faded = _halved(pairs, crossfade, settings.frames, "cpu", rows)
-    found: dict[str, Any] = {"pairs": _by_kind(kinds[rows], np.ones(len(rows)), np.sum)}
+    found: dict[str, Any] = {"pairs": {"all": len(rows), **Counter(kinds[rows].tolist())}}
     for name, measure in (("psnr", psnr), ("ssim", ssim)):
         found[name] = {
-            method: _by_kind(kinds[rows], _per_pair(measure, made, true), np.mean)
+            method: _by_kind(kinds[rows], _per_pair(measure, made, true))
             for method, made in {settings.method: frames[rows], "crossfade": faded}.items()
         }
         report.metrics({f"{name}_{method}": values["all"] for method, values in found[name].items()})
@@ -181,9 +182,10 @@ def _per_pair(measure: Callable[..., np.ndarray], made: np.ndarray, true: np.nda
     return measure(*flat).reshape(made.shape[:2]).mean(axis=1)
 
 
-def _by_kind(kinds: np.ndarray, values: np.ndarray, summary: Callable[..., Any]) -> dict[str, float]:
+def _by_kind(kinds: np.ndarray, values: np.ndarray) -> dict[str, float]:
+    """Mean over all pairs and over those of each change type."""
     of_all = {"all": values} | {str(kind): values[kinds == kind] for kind in sorted(set(kinds))}
-    return {name: round(float(summary(each)), 4) for name, each in of_all.items()}
+    return {name: round(float(each.mean()), 4) for name, each in of_all.items()}
 
 
 def _against_truth(pairs: Pairs, rows: np.ndarray, made: np.ndarray, true: np.ndarray) -> Any:
