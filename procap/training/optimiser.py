@@ -21,7 +21,7 @@ def make_optimiser(
 
     adamw: ours; matrices decay, vectors (biases, norms, learned single vectors) do not.
     adam: stage 1 of the reference code; ``weight_decay`` (there 0) is part of every gradient.
-    bert_adam: stage 2 of the reference code; what is called a bias does not decay; norms (``beta``, too) and embeddings do.
+    bert_adam: stage 2 of the reference code; all decays (norms and embeddings, too) but what is called a bias.
     """
     match name:
         case "adamw":

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
+from flows.presets import read_sections
 from procap.checkpoints.midpoints import load_midpoint
 from procap.config import check_params
 from procap.datasets.pairs import Pairs
 from procap.steps import caption, pretrain
 from procap.training.bundle import load_bundle
 from procap.training.checkpoint import load_tensors
-from tests.steps import TINY, preset, tokenised, with_changes
+from tests.steps import PROJECT, TINY, preset, tokenised, with_changes
 
 CORPORA = ("clevr", "spot", "edit")
 
@@ -99,3 +100,24 @@ def test_all_choices_of_a_preset_work_together(kind, tmp_path):
     assert len(said) == len(pairs) > 0
     assert all(0 <= one.probability <= 1 for one in said)
     assert bundle.imagine(pairs.before(), pairs.after()).shape[1] == 2
+
+
+def documented() -> dict[str, tuple[object, object, object]]:
+    """{key: (paper, reference, default)} of the table in docs/reference.md."""
+    from ruamel.yaml import YAML
+
+    read, found = YAML(typ="safe").load, {}
+    for line in (PROJECT / "docs" / "reference.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 8 and cells[4].startswith("`"):
+            found[cells[4].strip("` ")] = tuple(read(cell) for cell in cells[5:])
+    return found
+
+
+def test_the_table_of_differences_says_what_the_presets_say():
+    default, table = flat(read_sections(PROJECT / "params.yaml", "safe")), documented()
+    paper, reference = (flat(preset(f"{kind}-clevr")) for kind in ("paper", "reference"))
+    for key, told in table.items():
+        assert told == (paper[key], reference[key], default[key]), key
+    assert set(different("reference-clevr", "paper-clevr")) <= set(table), "a difference is missing"
+    assert len(table) > 30
