@@ -4,7 +4,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ class OnError(StrEnum):
     stop = "stop"
     skip = "skip"
 
+
+Kind = Literal["vqgan", "stage1", "stage2", "vfiformer", "rife"]
+"""Weights that can be imported."""
 
 app = typer.Typer(
     name="procap",
@@ -364,6 +367,69 @@ def export_frames(
 def _refuse_used(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("something is there", where=str(folder), expected="a new or empty folder", do="name another")
+
+
+@app.command(
+    "import-weights",
+    epilog="Examples:  procap import-weights model.chkpt --kind stage2 --vocabulary clevr_word2idx.json  |  "
+    "procap import-weights dalle.pt --kind stage1  |  procap import-weights 'clevr_epoch=000035.ckpt' --kind vqgan",
+)
+def import_weights(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of others: .ckpt, .pt, .chkpt, .pkl or .safetensors.")],
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="vqgan: the image tokenizer of taming-transformers; stage1: ProCap's pre-trained encoder (dalle.pt); "
+            "stage2: ProCap's captioner (model.chkpt); vfiformer, rife: frame interpolation."
+        ),
+    ],
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="For stage2: the release's JSON file {word: number}.")
+    ] = None,
+    vqgan: Annotated[
+        Path | None, typer.Option(help="For stage1 and stage2: a VQGAN to take instead of the one in the file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, new or empty; data/imported/<kind> if not given.")
+    ] = None,
+) -> None:
+    """Turn weights of others into a folder that this program takes, after a look at every key.
+
+    Nothing in the file is run: tensors are read, everything else is passed over. Sizes follow from the tensors.
+    Keys that are missing, unknown or of another shape are named, and then nothing is written.
+
+    stage2 gives a bundle that captions as the reference code does; stage1 an encoder that the step pretrain takes
+    instead of training; the others what the steps tokenizer and interpolate take. The last line printed says how.
+    """
+    from flows import weights
+
+    out = out or Path("data/imported") / kind
+    _refuse_used(out)
+    typer.echo(f"written: {out}\nnext:    {weights.import_weights(file, kind, out, vocabulary, vqgan)}")
+
+
+@app.command(
+    "export-weights",
+    epilog="Examples:  procap export-weights data/caption/procap/bundle model.chkpt  |  "
+    "procap export-weights data/pretrain dalle.pt --vqgan data/tokenizer",
+)
+def export_weights(
+    folder: Annotated[Path, typer.Argument(help="A bundle of procap (stage 2), or a folder of stage 1.")],
+    file: Annotated[Path, typer.Argument(help="Where to write; must be new.")],
+    vqgan: Annotated[
+        Path | None, typer.Option(help="For stage 1: the folder with the VQGAN, where the encoder's has none.")
+    ] = None,
+) -> None:
+    """Write a model as the reference code keeps it, under its names, to be read there.
+
+    Only models that the reference code can compute: a reference preset, or imported ones. What the reference code
+    has and never reads is zero; LPIPS, the discriminator and the optimiser's state are left out.
+    """
+    from flows import weights
+
+    if file.exists():
+        raise BadInput("something is there", where=str(file), expected="a new file", do="name another")
+    typer.echo(f"written: {file}, {weights.export_weights(folder, file, vqgan)} of the reference code")
 
 
 def _add_import(corpus: Corpus) -> None:

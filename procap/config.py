@@ -93,7 +93,10 @@ class Interpolate(Section):
         description="rife: pre-trained network; vfiformer: the paper's, from checkpoint; crossfade: mixing pixels; "
         "truth: the renderer's own procedure; h5: read from files, as ProCap releases them"
     )
-    checkpoint: str | None = Field(description="the published VFIformer, for method vfiformer")
+    checkpoint: str | None = Field(
+        description="weights for method vfiformer, or for rife instead of the package's: a file, or a folder that "
+        "`procap import-weights` wrote"
+    )
     h5: str | tuple[str, ...] | None = Field(description="a folder with .h5 files, or such files, for method h5")
     frames: Literal[1, 3, 7, 15] = Field(description="l, synthetic frames between before and after (2^depth - 1)")
     batch: Count
@@ -250,6 +253,9 @@ class Pretrain(Section):
     )
     msm_mean: Literal["places", "pairs"] = Field(description="over all hidden places (reference) or pair by pair first")
     validate_every: Count = Field(description="updates between two looks at the validation split")
+    checkpoint: str | None = Field(
+        description="folder that `procap import-weights --kind stage1` wrote, to take instead of training; null: train"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Pretrain":
@@ -380,6 +386,11 @@ class Params(Section):
             raise ValueError(
                 "caption.between: 'frames' needs interpolate.method rife or crossfade, which a trained captioner can "
                 f"run by itself; it is {self.interpolate.method}"
+            )
+        if self.caption.between == "frames" and self.interpolate.checkpoint:
+            raise ValueError(
+                "caption.between: 'frames' takes the interpolation's own weights, for a trained captioner has no "
+                "others; interpolate.checkpoint must be null"
             )
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")

@@ -30,7 +30,7 @@ def encoder_config(vocabulary: int) -> EncoderConfig:
 def released_encoder() -> ProcedureEncoder:
     """Stage 1."""
     encoder = ProcedureEncoder(encoder_config(TEXT))
-    encoder.load_state_dict(encoder_weights(formula_weights(encoder_shapes(2, TEXT + 25)), TEXT))
+    encoder.load_state_dict(encoder_weights(formula_weights(encoder_shapes(2, TEXT + 25)), encoder.config))
     return encoder
 
 
@@ -41,7 +41,7 @@ def released_captioner() -> EncoderDecoder:
         Imagining(prompt="without_align", prompt_rows="first", mask_rows="shifted"), "reference",
     )  # fmt: skip
     network = EncoderDecoder(config)
-    network.load_state_dict(captioner_weights(formula_weights(captioner_shapes(2, 2, 80))))
+    network.load_state_dict(captioner_weights(formula_weights(captioner_shapes(2, 2, 80)), config))
     return network
 
 

@@ -92,7 +92,8 @@ def read_state(path: Path, *, expected: str, do: str, under: tuple[str, ...] = (
         said = " ".join(str(error).split()) or type(error).__name__
         raise nothing.refusal(f"the file cannot be read as a checkpoint ({said})") from error
     if state is None:
-        raise nothing.refusal("the checkpoint has no state_dict of tensors")
+        places = " or ".join([*(f"under '{key}'" for key in under), "at the top"])
+        raise nothing.refusal(f"the checkpoint has no state_dict of tensors {places}")
     if all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     return replace(nothing, tensors=state)

@@ -35,6 +35,14 @@ def import_vqgan(
     return vqgan_from_state(open_vqgan(path), image_size, precision=precision, features=features)
 
 
+def import_as_trained(path: Path) -> VQGAN:
+    """``import_vqgan`` with whatever attention the checkpoint has, so that nothing of it is lost."""
+    state = open_vqgan(path)
+    if any(LEVEL_ATTENTION.match(key) for key in state.tensors):
+        return vqgan_from_state(state, 256)
+    return vqgan_from_state(state, 14 * 2 ** halvings(state))
+
+
 def open_vqgan(path: Path) -> ForeignState:
     """What ``import_vqgan`` reads, before a look at it."""
     return read_state(

@@ -56,8 +56,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
 
 def _foreign(params: Params) -> list[Path]:
     """Files and folders from elsewhere that the method reads."""
-    if params.interpolate.method == "vfiformer":
-        return [Path(str(params.interpolate.checkpoint))]
+    if params.interpolate.method in ("vfiformer", "rife") and params.interpolate.checkpoint:
+        return [Path(params.interpolate.checkpoint)]
     if params.interpolate.method == "h5":
         named = params.interpolate.h5
         return [Path(each) for each in ([named] if isinstance(named, str) else named or ())]
@@ -108,7 +108,7 @@ def _halving(params: Params, pairs: Pairs) -> Imagine:
     else:
         from procap.checkpoints.midpoints import load_midpoint
 
-        half_way = load_midpoint(params.interpolate.method, device)
+        half_way = load_midpoint(params.interpolate.method, device, *_foreign(params))
     return partial(_halved, pairs, half_way, params.interpolate.frames, device)
 
 

@@ -1,8 +1,9 @@
 """pretrain: stage 1, explicit procedure modelling (paper, section 3.1), on cached features and tokens."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from procap.report import Report, silent
 from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
 from procap.training.checkpoint import load_tensors, save_tensors
 from procap.training.history import draw_history, write_history
-from procap.training.loop import Plan, train
+from procap.training.loop import Plan, Progress, train
 from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
@@ -38,7 +39,6 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     source = Procedures(data, vocabulary, runtime)
     generator = torch_generator(params.training_seed, "pretrain")
     encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
-    optimiser = make_optimiser(settings.optimiser, [(encoder, settings.learning_rate)], settings.weight_decay)
     masking, weights = Masking(settings.masking, settings.patch_masked, settings.entire), Weights(*settings.weights)
     counting = Counting(settings.negatives, settings.unseen, settings.msm_mean)
     train_rows, val_rows = source.rows("train"), source.rows("val")
@@ -61,22 +61,28 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         means = {name: float(np.mean([r[name] for r in readings])) for name in readings[0]}
         return {**means, "quality": -means["loss"]}
 
-    inputs = [data / "prepare" / "pairs.parquet", data / "prepare" / "vocabulary.json", data / "sample" / "kept.npy"]
-    state = state_folder(
-        data, "pretrain",
-        {"pretrain": settings.model_dump(), "seed": params.training_seed, "hardware": params.hardware.model_dump()},
-        [*inputs, *(data / "tokenize").glob("*.npy")],
-    )  # fmt: skip
-    plan = Plan(
-        settings.steps, settings.warmup, settings.validate_every, params.training_seed,
-        settings.schedule, settings.planned_steps,
-    )  # fmt: skip
-    progress = train(
-        encoder, optimiser, terms, plan,
-        validate=validate, select="quality" if settings.selection == "val" else None,
-        state=state, report=report, what="pretrain",
-    )  # fmt: skip
-    final = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
+    state, progress = None, Progress()
+    if settings.checkpoint:
+        encoder.load_state_dict(import_encoder(Path(settings.checkpoint), config))
+        final = validate()
+    else:
+        inputs = [data / "prepare" / name for name in ("pairs.parquet", "vocabulary.json")]
+        state = state_folder(
+            data, "pretrain",
+            {"pretrain": settings.model_dump(), "seed": params.training_seed, "hardware": params.hardware.model_dump()},
+            [*inputs, data / "sample" / "kept.npy", *(data / "tokenize").glob("*.npy")],
+        )  # fmt: skip
+        plan = Plan(
+            settings.steps, settings.warmup, settings.validate_every, params.training_seed,
+            settings.schedule, settings.planned_steps,
+        )  # fmt: skip
+        optimiser = make_optimiser(settings.optimiser, [(encoder, settings.learning_rate)], settings.weight_decay)
+        progress = train(
+            encoder, optimiser, terms, plan,
+            validate=validate, select="quality" if settings.selection == "val" else None,
+            state=state, report=report, what="pretrain",
+        )  # fmt: skip
+        final = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
     with atomic_folder(data / "pretrain") as fresh:
         save_tensors(fresh / "encoder.safetensors", dict(encoder.state_dict()))
         write_json(fresh / "encoder.json", asdict(config))
@@ -86,8 +92,9 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
             | {"best_step": progress.best_step, "weights": count_weights(encoder)},
         )
         write_history(fresh / "history.csv", progress.history)
-    report.picture("curves.png", draw_history(progress.history, READINGS))
-    discard_state(state)
+    if state:
+        report.picture("curves.png", draw_history(progress.history, READINGS))
+        discard_state(state)
 
 
 class Procedures:
@@ -122,9 +129,9 @@ class Procedures:
         )
 
 
-def load_encoder(folder: Path, config: EncoderConfig) -> dict[str, torch.Tensor]:
-    """Stage 1's weights, after checking that they are of these sizes."""
-    there = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+def load_encoder(folder: Path, config: EncoderConfig, do: str = "run `dvc repro pretrain`") -> dict[str, torch.Tensor]:
+    """Stage 1's weights, after checking that they are of these sizes; ``do`` is advised where they are not."""
+    there = read_sizes(folder)
     if there != asdict(config):
         wanted = asdict(config)
         different = {name: (there.get(name), wanted[name]) for name in wanted if there.get(name) != wanted[name]}
@@ -132,6 +139,32 @@ def load_encoder(folder: Path, config: EncoderConfig) -> dict[str, torch.Tensor]
             f"stage 1 was trained with other sizes: {different}",
             where=str(folder / "encoder.json"),
             expected=str(asdict(config)),
-            do="run `dvc repro pretrain`",
+            do=do,
         )
     return load_tensors(folder / "encoder.safetensors")[0]
+
+
+def import_encoder(folder: Path, config: EncoderConfig) -> dict[str, torch.Tensor]:
+    """The weights that `procap import-weights --kind stage1` wrote, with a table for our words.
+
+    The words of the release are byte pairs, which ours cannot be told as. What stage 2 reads stays: the table's first
+    rows, and [PAD] at each place. Raises BadInput for a folder that is none, or of other sizes than params.yaml asks.
+    """
+    do = "choose the same in params.yaml, for example by `procap preset reference-clevr`"
+    weights = load_encoder(folder, replace(config, vocabulary=read_sizes(folder)["vocabulary"]), do)
+    table = weights["word_embedding.weight"]
+    weights["word_embedding.weight"] = torch.cat([table[: config.vocabulary], table[-config.words :]])
+    return weights
+
+
+def read_sizes(folder: Path) -> dict[str, Any]:
+    """Sizes of the encoder in a folder; raises BadInput where there is none."""
+    try:
+        return json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"no encoder of stage 1 ({error})",
+            where=str(folder),
+            expected="a folder with encoder.json and encoder.safetensors",
+            do="run `dvc repro pretrain`, or `procap import-weights --kind stage1`",
+        ) from None

@@ -5,9 +5,9 @@ No pickle: safetensors and JSON, and ``manifest.json`` with the sha256 of every 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -189,7 +189,7 @@ def load_bundle(
             do="train it again with this version, or use the version that wrote it",
         )
     kind = captioner_class(settings["captioner"])
-    captioner = kind(from_json(kind.Config, settings["config"]))
+    captioner = kind(from_json(kind.Config, settings["config"], str(folder / "config.json")))
     captioner.load_state_dict(load_tensors(folder / "captioner.safetensors")[0])
     vqgan = read_vqgan(folder / "vqgan.safetensors", settings["vqgan"])
     between: Between = nothing_between
@@ -254,12 +254,30 @@ def read_vqgan(weights: Path, config: Mapping[str, Any]) -> VQGAN:
     return frozen(vqgan).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def from_json(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Undo ``asdict`` for nested frozen dataclasses; lists become tuples."""
+def from_json(kind: Any, values: Mapping[str, Any], where: str = "config.json") -> Any:
+    """Undo ``asdict`` for nested frozen dataclasses; lists become tuples, what is left out takes its default.
+
+    Raises BadInput, naming ``where``, for a field or a value that this version does not know.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    known = get_type_hints(kind)
+    if unknown := sorted(set(values) - set(known)):
+        raise _unknown(f"unknown options of {kind.__name__}: {', '.join(unknown)}", where, ", ".join(known))
     made = {}
     for item in fields(kind):
-        value = values[item.name]
-        if is_dataclass(item.type):
-            value = from_json(item.type, value)
-        made[item.name] = tuple(value) if isinstance(value, list) else value
+        if item.name not in values and item.default is not MISSING:
+            continue
+        value, due = values.get(item.name), known[item.name]
+        if is_dataclass(due) and isinstance(value, Mapping):
+            value = from_json(due, value, where)
+        try:
+            value = tuple(value) if isinstance(value, list) else value
+            made[item.name] = TypeAdapter(due).validate_python(value, strict=True)
+        except ValidationError:
+            raise _unknown(f"{kind.__name__}.{item.name} is {value!r}", where, str(due)) from None
     return kind(**made)
+
+
+def _unknown(what: str, where: str, expected: str) -> BadInput:
+    return BadInput(what, where=where, expected=expected, do="use the version of procap that wrote it")
