@@ -40,11 +40,11 @@ class ShardWriter:
                 f"{self.folder / self.name}: rows of {rows.shape[1:]} {rows.dtype}, expected {self.shape} {self.dtype}"
             )
         while len(rows):
-            room = self.rows_per_shard - sum(map(len, self.pending))
+            room = (self.shards + 1) * self.rows_per_shard - self.count
             self.pending.append(np.array(rows[:room]))
             self.count += len(rows[:room])
             rows = rows[room:]
-            if sum(map(len, self.pending)) == self.rows_per_shard:
+            if self.count == (self.shards + 1) * self.rows_per_shard:
                 self._write()
 
     def _write(self) -> None:

@@ -4,11 +4,12 @@ The last one stops at a captioner here: what follows is the same for every corpu
 """
 
 import subprocess
+import sys
 
 import pytest
 
 from tests import layouts
-from tests.clone import clone, read_json, run
+from tests.clone import clone, environment, read_json, run
 
 pytestmark = pytest.mark.slow
 
@@ -38,3 +39,31 @@ def test_own_pairs_become_a_model_with_three_commands(tmp_path):
     ).stdout
     assert "table.dvc" in known
     assert "table/" not in known, "git leaves the pictures to DVC"
+
+
+def test_an_import_is_tracked_copied_or_linked_and_keeps_the_comments_of_params(tmp_path):
+    own, folder = layouts.table(tmp_path / "own"), clone(tmp_path / "clone", preset=None)
+    before = (folder / "params.yaml").read_text().splitlines()
+    tracked, cache = folder / "data" / "raw" / "table.dvc", folder / ".dvc" / "cache" / "files"
+    run(folder, "procap", "import", "table", str(own), "--link")
+    assert "cache: false" in tracked.read_text()
+    run(folder, "dvc", "commit", "-f", "data/raw/table.dvc")
+    assert not list(cache.rglob("??/*")), "DVC has no copy of linked pictures"
+    digest = tracked.read_text().split("md5: ")[1].split()[0]
+    run(folder, "procap", "import", "table", str(own))
+    assert "cache: false" not in tracked.read_text()
+    assert digest in tracked.read_text(), "the same corpus"
+    assert len([path for path in cache.rglob("??/*") if path.is_file()]) == 2 * layouts.PAIRS + 3
+    after = (folder / "params.yaml").read_text().splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert [new.split("#")[0].strip() for _, new in changed] == ["name: table"]
+    assert [old.split("#")[1] for old, _ in changed] == [new.split("#")[1] for _, new in changed]
+    (own / "after" / "0.jpg").write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "import", "table", str(own)],
+        cwd=folder, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "0.jpg" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert digest in tracked.read_text()

@@ -1,0 +1,34 @@
+"""Rows come back from shards as they were appended, in whatever pieces; shards are full but for the last."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procap.datasets.shards import Shards, ShardWriter
+from procap.errors import BadInput
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(sum), st.integers(1, 5))
+def test_rows_come_back_in_order_from_full_shards(tmp_path_factory, pieces, size):
+    folder = tmp_path_factory.mktemp("shards")
+    rows = np.arange(sum(pieces) * 2, dtype=np.int32).reshape(-1, 2)
+    with ShardWriter(folder, "rows", (2,), np.int32, rows_per_shard=size) as writer:
+        for start, piece in zip(np.cumsum([0, *pieces[:-1]]), pieces, strict=True):
+            writer.append(rows[start : start + piece])
+    shards = Shards(folder, "rows")
+    assert np.array_equal(shards[:], rows)
+    assert [len(array) for array in shards.arrays[:-1]] == [size] * (len(shards.arrays) - 1)
+    assert 0 < len(shards.arrays[-1]) <= size
+    order = np.random.default_rng(size).permutation(len(rows))
+    assert np.array_equal(shards[order], rows[order])
+
+
+def test_rows_of_another_shape_or_type_and_missing_shards_are_refused(tmp_path):
+    writer = ShardWriter(tmp_path, "rows", (2,), np.int32)
+    for rows in (np.zeros((1, 3), np.int32), np.zeros((1, 2), np.int64)):
+        with pytest.raises(ValueError, match="expected"):
+            writer.append(rows)
+    with pytest.raises(BadInput, match="no shards"):
+        Shards(tmp_path, "rows")
