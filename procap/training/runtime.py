@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from procap.training.device import choose_device
+from procap.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,24 @@ def start_runtime(device: str, threads: int, precision: str) -> Runtime:
     ``device`` auto takes a GPU where there is one; ``threads`` 0 means all cores.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms also loads the compiler, for a second
     return Runtime(choose_device(device, threads), getattr(torch, precision))
+
+
+def choose_device(device: str, threads: int) -> torch.device:
+    """Turn ``hardware.device`` (auto, cpu or cuda) and ``hardware.threads`` (0: all cores) into a device to use.
+
+    Sets the number of CPU threads of this process.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput(
+            "no CUDA device was found",
+            where="params.yaml: hardware.device",
+            expected="a GPU that torch can use",
+            do="set hardware.device to auto or cpu, or install a torch build for your GPU",
+        )
+    return torch.device(device)
