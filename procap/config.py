@@ -402,11 +402,6 @@ class Params(Section):
         return self.seed + 2**31 * self.replicate
 
     @property
-    def grid(self) -> int:
-        """Tokens per side of a frame."""
-        return self.prepare.image_size // self.tokenizer.reduction
-
-    @property
     def frames(self) -> int:
         """F, frames that the procedure encoder sees: before, k kept, after."""
         return self.sample.kept + 2

@@ -1,9 +1,9 @@
 """Who may import whom, and what importing costs. Each check is seen to fail on a planted fault."""
 
+import os
 import shutil
 import subprocess
 import sys
-import time
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -36,11 +36,13 @@ def test_the_check_above_can_fail():
 
 def test_the_command_starts_without_anything_heavy():
     assert not loaded_after("import flows.cli") & HEAVY
-    start = time.monotonic()
+    before = os.times()
     done = subprocess.run([sys.executable, "-m", "flows.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "doctor" in done.stdout
-    assert time.monotonic() - start < 5, "about 0.5 s on an idle machine"
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < 2, "about 0.5 s of computing, however busy the machine is"
 
 
 @pytest.mark.parametrize("module", ["flows.stage", "flows.console", "flows.presets", "flows.lineage", "flows.store"])

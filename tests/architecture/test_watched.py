@@ -88,7 +88,7 @@ def test_the_reader_of_parameters_sees_chains_aliases_properties_and_dumps():
     assert reads("x = params.caption.steps") == {"caption.steps"}
     assert reads("settings = params.caption; settings.steps") == {"caption"}
     assert reads("params.frames") == {"sample.kept"}
-    assert reads("params.grid") == {"prepare.image_size", "tokenizer"}
+    assert reads("params.training_seed") == {"seed", "replicate"}
     assert reads("params.register_.name") == {"register.name"}
     assert reads("params.model_dump(include={'seed', 'sample'})") == {"seed", "sample"}
     assert reads("params.model_dump(include={'seed': True, 'sample': {'kept'}})") == {"seed", "sample.kept"}
