@@ -24,6 +24,9 @@ class OnError(StrEnum):
 Kind = Literal["vqgan", "stage1", "stage2", "vfiformer", "rife"]
 """Weights that can be imported."""
 
+SHEET_FRAMES = 3
+"""Of the true procedure, on the sheet of `procap render`."""
+
 app = typer.Typer(
     name="procap",
     help="Image change captioning: two similar images in, one sentence out that says what changed, and how.\n\n"
@@ -327,23 +330,39 @@ def deploy_command() -> None:
     typer.echo("run it:          prefect deployment run procap/pipeline")
 
 
-@app.command(epilog="Examples:  procap render /tmp/scenes  |  procap render /tmp/scenes --count 20")
+@app.command(
+    epilog="Examples:  procap render /tmp/scenes --count 20  |  procap render --sheet sheet.png --width 120 --height 80"
+)
 def render(
-    folder: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
-    count: Annotated[int | None, typer.Option(min=1, help="Scenes; as in params.yaml if not given.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Where to write; must be new or empty.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Scenes; as in params.yaml if not given, 4 on a sheet.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=16, max=480, help="Pixels; else prepare.image_size.")] = None,
+    height: Annotated[int | None, typer.Option(min=16, max=320, help="Pixels; else prepare.image_size.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="A PNG file with some scenes and their true procedure.")] = None,
 ) -> None:
     """Write the rendered scenes as PNG files in CLEVR-Change's layout, with masks and descriptions."""
     from dataclasses import replace
 
     from flows.console import Terminal
     from procap.config import load_params
+    from procap.datasets.contact_sheet import contact_sheet
     from procap.datasets.rendered import write_official_layout
     from procap.steps.prepare import corpus_settings
 
-    settings = corpus_settings(load_params(Path("params.yaml")))
-    _refuse_used(folder)
-    write_official_layout(folder, replace(settings, count=count or settings.count), Terminal("render"))
-    typer.echo(f"written: {folder}")
+    params = load_params(Path("params.yaml"))
+    side = params.prepare.image_size
+    settings = replace(corpus_settings(params), size=(height or side, width or side))
+    if folder is None and sheet is None:
+        raise BadInput("nowhere to write", where="procap render", expected="a folder or --sheet", do="name one")
+    if folder is not None:
+        _refuse_used(folder)
+        write_official_layout(folder, replace(settings, count=count or settings.count), Terminal("render"))
+        typer.echo(f"written: {folder}")
+    if sheet is not None:
+        contact_sheet(replace(settings, truth=SHEET_FRAMES), count or 4).save(sheet, "PNG", optimize=True)
+        typer.echo(f"written: {sheet}")
 
 
 @app.command("export-frames", epilog="Example:  dvc repro interpolate && procap export-frames /tmp/frames")

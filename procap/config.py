@@ -51,6 +51,19 @@ class Dataset(Section):
     on_error: Literal["stop", "skip"] = Field(description="stop at a picture that cannot be used, or skip its pair")
 
 
+class Shift(Section):
+    """Rendered scenes unlike those of the other splits, as a split test_shift that ``evaluate`` scores apart.
+
+    Where there are any, cubes and cylinders have half of the colours each in the other splits, and here swap them.
+    """
+
+    count: Annotated[int, Field(ge=0, le=99_999)] = Field(description="scenes; 0: no such split")
+    objects: tuple[Count, Count] = Field(description="fewest and most objects; more than other scenes ever have")
+    aside: Annotated[float, Field(ge=0, le=180)] = Field(
+        description="degrees that the cameras stand aside, to the left or the right; further than those of other scenes"
+    )
+
+
 class Scenes(Section):
     """The rendered scenes (``dataset.name: rendered``)."""
 
@@ -62,14 +75,38 @@ class Scenes(Section):
     light_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
         description="how much the lamps change between two pictures; CLEVR-Change has about 0.3"
     )
+    turn: Annotated[float, Field(ge=0, le=180)] = Field(
+        description="furthest the camera goes around the scene between two pictures, in degrees"
+    )
+    hidden: Annotated[float, Field(ge=0, lt=1)] = Field(description="largest share of an object that others may hide")
+    size_jitter: Annotated[float, Field(ge=0, le=0.25)] = Field(
+        description="an object's radius differs by up to this share from that of its named size"
+    )
+    changes: tuple[Count, Count] = Field(description="fewest and most changes at once, each of another object")
     samples: Annotated[int, Field(ge=1, le=8)] = Field(description="rays per pixel side; 2 means 2x2")
     splits: tuple[Share, Share, Share] = Field(description="shares of train, val and test scenes")
     truth: bool = Field(description="also render the true procedure (for interpolate.method: truth)")
+    shift: Shift
 
     @model_validator(mode="after")
     def _consistent(self) -> "Scenes":
-        if self.objects[0] > self.objects[1]:
-            raise ValueError(f"objects: the fewest ({self.objects[0]}) must not exceed the most ({self.objects[1]})")
+        for name, (fewest, most) in (
+            ("objects", self.objects),
+            ("changes", self.changes),
+            ("shift.objects", self.shift.objects),
+        ):
+            if fewest > most:
+                raise ValueError(f"{name}: the fewest ({fewest}) must not exceed the most ({most})")
+        if self.changes[1] > self.objects[0]:
+            raise ValueError(f"changes: {self.changes[1]} at once need as many objects, not {self.objects[0]}")
+        if self.shift.count:
+            least = self.objects[1] + 2 * self.changes[1] + 1
+            if self.shift.objects[0] < least:
+                raise ValueError(
+                    f"shift.objects: from {least} on they are never seen elsewhere, not {self.shift.objects[0]}"
+                )
+            if self.shift.aside < self.turn + 10:
+                raise ValueError(f"shift.aside: must be turn + 10 = {self.turn + 10:g} or more to be a view never seen")
         if abs(sum(self.splits) - 1) > 1e-6:
             raise ValueError(f"splits: {self.splits} must sum to 1")
         return self

@@ -15,6 +15,8 @@ from typing import Any
 from procap.errors import BadInput
 
 SPLITS = ("train", "val", "test")
+SHIFT = "test_shift"
+"""A further split of rendered scenes that differ from all others (``prepare.scenes.shift``); most corpora lack it."""
 
 CHANGE_TYPES = ("color", "material", "add", "drop", "move")
 NO_CHANGE = "none"

@@ -114,3 +114,16 @@ def _bad(path: Path, what: str) -> BadInput:
         expected=f"a readable, still picture ({', '.join(FORMATS)}) of at most {MOST_PIXELS // 10**6} million pixels",
         do="replace the file, or take its pair out of the corpus",
     )
+
+
+def outlined(picture: Any, mask: np.ndarray | None) -> Any:
+    """Draw a mask's edge on a PIL image in white; the mask is enlarged to it."""
+    from PIL import Image
+
+    if mask is None:
+        return picture
+    inside = np.pad(np.array(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)) > 0, 1)
+    inner = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:]
+    pixels = np.array(picture)
+    pixels[inside[1:-1, 1:-1] & ~inner] = 255
+    return Image.fromarray(pixels)

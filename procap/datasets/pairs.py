@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from procap.datasets.corpus import CHANGE_TYPES, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
+from procap.datasets.corpus import CHANGE_TYPES, NO_CHANGE, SHIFT, SPLITS, UNKNOWN_CHANGE
 from procap.datasets.shards import Shards
 from procap.errors import BadInput
 
@@ -16,8 +16,8 @@ COLUMNS = ("id", "group", "split", "change_type", "captions", "before", "after",
 
 id           unique text
 group        pairs with the same group share a picture and stay in one split
-split        train, val or test
-change_type  one of CHANGE_TYPES, NO_CHANGE or UNKNOWN_CHANGE
+split        train, val or test, or test_shift (rendered scenes unlike all others, scored apart)
+change_type  one of CHANGE_TYPES, NO_CHANGE or UNKNOWN_CHANGE (not told, or changes of several types)
 captions     list of sentences, any of which describes the pair
 before       row in the ``images`` shards (uint8, h w 3)
 after        likewise
@@ -25,7 +25,7 @@ mask         row in the ``masks`` shards (uint8, h w; 255 where the change shows
              tell two kinds of change apart, 128 is the first kind and 255 the second), -1: none
 """
 
-__all__ = ("CHANGE_TYPES", "COLUMNS", "NO_CHANGE", "SPLITS", "UNKNOWN_CHANGE", "Pairs")
+__all__ = ("CHANGE_TYPES", "COLUMNS", "NO_CHANGE", "SHIFT", "SPLITS", "UNKNOWN_CHANGE", "Pairs")
 
 
 @dataclass(frozen=True)

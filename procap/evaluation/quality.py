@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SPLITS, UNKNOWN_CHANGE, Pairs
+from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, SPLITS, UNKNOWN_CHANGE, Pairs
 from procap.datasets.shards import Shards
 from procap.datasets.vocabulary import tokenize
 
@@ -60,7 +60,7 @@ def rules(most_words: int, rarest_change: int | float) -> tuple[Rule, ...]:
     types = [*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE]
     return (
         Rule("pairs", "ids_unique", "ids are unique", "ExpectColumnValuesToBeUnique", {"column": "id"}),
-        Rule("pairs", "splits_known", "a split is train, val or test", *_in_set("split", list(SPLITS))),
+        Rule("pairs", "splits_known", f"a split is train, val, test or {SHIFT}", *_in_set("split", [*SPLITS, SHIFT])),
         Rule("pairs", "types_known", f"a change type is one of {', '.join(types)}", *_in_set("change_type", types)),
         Rule("pairs", "has_caption", "a pair has a caption", *_at_least("captions", 1)),
         never("pairs", "group_leaks", "pairs of one group stay in one split"),

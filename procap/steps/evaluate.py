@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from procap.config import Params
-from procap.datasets.pairs import Pairs
+from procap.datasets.pairs import SHIFT, Pairs
 from procap.errors import BadInput
 from procap.evaluation.page import Example, choose, page
 from procap.evaluation.scores import Told, confusion, flat, predictions, score_all, summary, type_rows
@@ -29,7 +29,8 @@ def evaluate_bundle(
     """Score a bundle on the test pairs of a folder that ``prepare`` wrote, its own corpus or another.
 
     Writes metrics.json, per_type.csv, confusion.csv (a row per pair: actual, predicted), predictions.json and
-    page.html to ``target``; ``corpus`` is named on the page.
+    page.html to ``target``; ``corpus`` is named on the page. Where the corpus has a split test_shift, metrics.json has
+    the same numbers of it as ``shift``; nothing else knows of it.
     """
     from procap.checkpoints.midpoints import load_midpoint
     from procap.training.bundle import load_bundle
@@ -43,7 +44,8 @@ def evaluate_bundle(
             expected="a folder that the step prepare wrote",
             do="name a folder data/prepare, or run `dvc repro prepare`",
         )
-    pairs = Pairs.read(prepared).split("test")
+    known = Pairs.read(prepared)
+    pairs, shifted = known.split("test"), known.split(SHIFT)
     if not len(pairs):
         raise BadInput(
             "there is nothing to evaluate on",
@@ -58,6 +60,9 @@ def evaluate_bundle(
     report.note(f"scoring {len(told)} captions")
     scores = score_all(told)
     table = summary(told, scores, generator=np.random.default_rng(params.seed))
+    if len(shifted):
+        unlike = _tell(params, shifted, bundle, report)
+        table["shift"] = summary(unlike, score_all(unlike), generator=np.random.default_rng(params.seed))
     selection, origin = (bundle.provenance.get(name) for name in ("selected_on", "pairs_sha256"))
     if selection == "test" and origin == file_digest(table_file):
         report.note("the weights were picked on these very pairs (caption.selection: test), the numbers flatter them")

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 from procap.config import Params
 from procap.datasets import rendered
 from procap.datasets.corpus import PairFiles
-from procap.datasets.images import read_image, read_mask, resize, resize_mask
-from procap.datasets.pairs import CHANGE_TYPES, COLUMNS, NO_CHANGE, SPLITS, UNKNOWN_CHANGE
+from procap.datasets.images import outlined, read_image, read_mask, resize, resize_mask
+from procap.datasets.pairs import CHANGE_TYPES, COLUMNS, NO_CHANGE, SHIFT, SPLITS, UNKNOWN_CHANGE
 from procap.datasets.scenes.scene import SceneSettings
 from procap.datasets.shards import ShardWriter
 from procap.datasets.vocabulary import MARKS, Vocabulary, sequence_length, tokenize
@@ -83,7 +83,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         )
     if set_aside:
         report.note(f"{len(set_aside)} pairs were set aside: {data / 'prepare' / 'set_aside.jsonl'}")
-    counts = {f"pairs_{split}": summary["pairs"][split]["all"] for split in SPLITS} | {"words": summary["words"]}
+    counts = {f"pairs_{split}": of["all"] for split, of in summary["pairs"].items()} | {"words": summary["words"]}
     report.metrics({name: float(count) for name, count in counts.items()})
     report.picture("pairs.png", draw_pairs(shown))
 
@@ -91,14 +91,26 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
 def corpus_settings(params: Params) -> rendered.CorpusSettings:
     """What the renderer needs to know of the parameters."""
     scenes = params.prepare.scenes
+    usual = SceneSettings(
+        scenes.objects,
+        scenes.camera_jitter,
+        scenes.light_jitter,
+        turn=scenes.turn,
+        hidden=scenes.hidden,
+        size_jitter=scenes.size_jitter,
+        changes=scenes.changes,
+        palette="usual" if scenes.shift.count else "all",
+    )
     return rendered.CorpusSettings(
         seed=params.seed,
         count=scenes.count,
         size=params.prepare.image_size,
         samples=scenes.samples,
         splits=scenes.splits,
-        scenes=SceneSettings(scenes.objects, scenes.camera_jitter, scenes.light_jitter),
+        scenes=usual,
         truth=params.interpolate.frames if scenes.truth else 0,
+        shift_count=scenes.shift.count,
+        shift=replace(usual, objects=scenes.shift.objects, aside=scenes.shift.aside, palette="swapped"),
     )
 
 
@@ -111,7 +123,7 @@ def _rendered(settings: rendered.CorpusSettings, descriptions: list[dict[str, An
         mask = scene.mask.astype(np.uint8) * 255
         story = scene.story
         common = scene.group, scene.split
-        yield Pair(ids[0], *common, story.change.kind, story.captions, scene.before, scene.changed, mask, truth[0])
+        yield Pair(ids[0], *common, story.change_type, story.captions, scene.before, scene.changed, mask, truth[0])
         yield Pair(
             ids[1], *common, NO_CHANGE, story.no_change_captions, scene.before, scene.distractor, mask * 0, truth[1]
         )
@@ -216,7 +228,7 @@ class TextReport:
 def _text_report(table: Any, vocabulary: Vocabulary) -> TextReport:
     """Lengths and unknown words of the captions of every split."""
     long, unknown, summary = [], Counter[str](), {}
-    for split in SPLITS:
+    for split in _splits(table):
         lengths, lacking = [], Counter[str]()
         for name, captions in table.loc[table["split"] == split, ["id", "captions"]].itertuples(index=False):
             for caption in captions:
@@ -237,6 +249,10 @@ def _text_report(table: Any, vocabulary: Vocabulary) -> TextReport:
     return TextReport(summary, long, dict(sorted(unknown.items(), key=lambda each: (-each[1], each[0]))))
 
 
+def _splits(table: Any) -> tuple[str, ...]:
+    return (*SPLITS, *({SHIFT} & set(table["split"])))
+
+
 def _summary(table: Any, vocabulary: Vocabulary) -> dict[str, Any]:
     """Counts of pairs by split and change type, and of words."""
     counts = {
@@ -245,7 +261,7 @@ def _summary(table: Any, vocabulary: Vocabulary) -> dict[str, Any]:
             kind: int(((table["split"] == split) & (table["change_type"] == kind)).sum())
             for kind in sorted(set(table["change_type"]))
         }
-        for split in SPLITS
+        for split in _splits(table)
     }
     return {
         "pairs": counts,
@@ -265,20 +281,7 @@ def draw_pairs(pairs: list[Pair], side: int = 128) -> Any:
         top = number * (side + 4)
         for column, picture in enumerate((pair.before, pair.after)):
             large = Image.fromarray(picture).resize((side, side), Image.Resampling.NEAREST)
-            sheet.paste(_outlined(large, pair.mask), (column * (side + 2), top))
+            sheet.paste(outlined(large, pair.mask), (column * (side + 2), top))
         text = "\n".join([f"{pair.id}  {pair.change_type}", *pair.captions[:6]])
         draw.multiline_text((2 * side + 12, top + 4), text, fill="black", spacing=5)
     return sheet
-
-
-def _outlined(picture: Any, mask: np.ndarray | None) -> Any:
-    """Draw a mask's edge on a picture; the mask is enlarged to it."""
-    from PIL import Image
-
-    if mask is None:
-        return picture
-    inside = np.pad(np.array(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)) > 0, 1)
-    inner = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:]
-    pixels = np.array(picture)
-    pixels[inside[1:-1, 1:-1] & ~inner] = 255
-    return Image.fromarray(pixels)

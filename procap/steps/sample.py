@@ -74,7 +74,7 @@ def _midpoint(params: Params, data: Path, kept: Int[np.ndarray, "draws b k"]) ->
 
     inner, truth = Shards(data / "interpolate" / "frames", "frames"), Shards(data / "prepare", "truth")
     table = Pairs.read(data / "prepare").table
-    in_truth = np.flatnonzero((table["split"] != "test").to_numpy())
+    in_truth = np.flatnonzero(table["split"].isin(["train", "val"]).to_numpy())
     table = table.iloc[in_truth]
     changed = np.flatnonzero((table["change_type"] != NO_CHANGE).to_numpy())
     found = []

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from procap.config import Params
-from procap.datasets.pairs import SPLITS, Pairs
+from procap.datasets.pairs import SHIFT, SPLITS, Pairs
 from procap.datasets.vocabulary import MARKS
 from procap.errors import BadInput
 from procap.evaluation.quality import Finding, caption_facts, judge, pair_facts, rules, split_facts, type_facts
@@ -77,7 +77,7 @@ def _draw(captions: Any, pairs: Any, most_words: int) -> Any:
     left.set(xlabel="words", ylabel="captions", title="length (dotted: longest that fits)")
     kinds = sorted(set(pairs["change_type"]))
     bottom = np.zeros(len(kinds), int)
-    for split in SPLITS:
+    for split in (*SPLITS, *({SHIFT} & set(pairs["split"]))):
         counts = np.array([((pairs["change_type"] == kind) & (pairs["split"] == split)).sum() for kind in kinds])
         right.bar(kinds, counts, bottom=bottom, label=split)
         bottom = bottom + counts

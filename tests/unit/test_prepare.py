@@ -80,7 +80,7 @@ def test_descriptions_and_counts_agree_with_the_table(prepared):
     table = Pairs.read(prepared / "prepare").table
     lines = [json.loads(line) for line in (prepared / "prepare" / "scenes.jsonl").read_text().splitlines()]
     assert [each for line in lines for each in line["ids"]] == table["id"].tolist()
-    assert [line["change"]["kind"] for line in lines] == table["change_type"].tolist()[::2]
+    assert [line["changes"][0]["kind"] for line in lines] == table["change_type"].tolist()[::2]
     summary = json.loads((prepared / "prepare" / "summary.json").read_text())
     assert sum(counts["all"] for counts in summary["pairs"].values()) == len(table)
     for split, counts in summary["pairs"].items():

@@ -1,6 +1,7 @@
 """Sentences about a change: which object (told so that only one fits) and what became of it."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,8 +13,8 @@ from procap.datasets.scenes.scene import Object, Scene
 ATTRIBUTES = ("color", "material", "size")
 """That a noun may carry, the most telling first; the noun is the shape."""
 
-RELATIONS = {"left of": ("x", -1), "right of": ("x", 1), "in front of": ("y", -1), "behind": ("y", 1)}
-"""Which coordinate, and on which side."""
+RELATIONS = {"left of": (0, -1), "right of": (0, 1), "in front of": (1, -1), "behind": (1, 1)}
+"""Across (0) or away from the camera (1), and on which side."""
 CLEAR = 0.5
 """An object is 'left of' another by at least this much, in scene units."""
 
@@ -82,13 +83,13 @@ class Reference:
             return text
         return f"{text} {self.relation} the {self.landmark.words(self.landmark_number, objects)}"
 
-    def fits(self, number: int, candidate: int, objects: tuple[Object, ...]) -> bool:
+    def fits(self, number: int, candidate: int, objects: tuple[Object, ...], facing: float) -> bool:
         """Whether what is said of ``number`` is also true of ``candidate``."""
         if not alike(objects[number], objects[candidate], self.attributes):
             return False
         if self.relation is None or self.landmark_number is None:
             return True
-        return stands(objects[candidate], self.relation, objects[self.landmark_number], least=0.0)
+        return stands(objects[candidate], self.relation, objects[self.landmark_number], facing, least=0.0)
 
 
 def noun(thing: Object, attributes: tuple[str, ...]) -> str:
@@ -102,10 +103,12 @@ def alike(one: Object, other: Object, attributes: tuple[str, ...]) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in (*attributes, "shape"))
 
 
-def stands(thing: Object, relation: str, landmark: Object, least: float = CLEAR) -> bool:
-    """Whether an object is on this side of another, by more than ``least``."""
+def stands(thing: Object, relation: str, landmark: Object, facing: float = 0.0, least: float = CLEAR) -> bool:
+    """Whether an object is on this side of another, by more than ``least``, for a camera that looks to ``facing``."""
     axis, side = RELATIONS[relation]
-    return side * (getattr(thing, axis) - getattr(landmark, axis)) > least
+    x, y = thing.x - landmark.x, thing.y - landmark.y
+    cos, sin = math.cos(facing), math.sin(facing)
+    return side * (y * cos - x * sin if axis else x * cos + y * sin) > least
 
 
 def references(number: int, objects: tuple[Object, ...]) -> Iterator[Reference]:
@@ -116,7 +119,7 @@ def references(number: int, objects: tuple[Object, ...]) -> Iterator[Reference]:
                 yield Reference(attributes)
 
 
-def refer(number: int, objects: tuple[Object, ...]) -> tuple[Reference, ...]:
+def refer(number: int, objects: tuple[Object, ...], facing: float = 0.0) -> tuple[Reference, ...]:
     """Ways to point at one object, shortest first; empty where there is none.
 
     A landmark is only named where attributes do not suffice, and then attributes alone tell the landmark.
@@ -129,26 +132,32 @@ def refer(number: int, objects: tuple[Object, ...]) -> tuple[Reference, ...]:
         short = next(references(landmark, objects), None) if landmark != number else None
         for relation in RELATIONS if short else ():
             reference = Reference(("color",), relation, short, landmark)
-            clear = stands(objects[number], relation, objects[landmark])
-            if clear and resolves(reference, number, objects):
+            clear = stands(objects[number], relation, objects[landmark], facing)
+            if clear and resolves(reference, number, objects, facing):
                 found.append(reference)
     return tuple(found)
 
 
-def resolves(reference: Reference, number: int, objects: tuple[Object, ...]) -> bool:
+def resolves(reference: Reference, number: int, objects: tuple[Object, ...], facing: float = 0.0) -> bool:
     """Whether a reference fits its object and no other."""
     candidates = [i for i in range(len(objects)) if i != reference.landmark_number]
-    return [i for i in candidates if reference.fits(number, i, objects)] == [number]
+    return [i for i in candidates if reference.fits(number, i, objects, facing)] == [number]
 
 
-def captions(change: Change, before: Scene, after: Scene, rng: np.random.Generator) -> tuple[str, ...]:
-    """Sentences that tell a change, all different; empty where its object cannot be told from the others.
+def captions(changes: Sequence[Change], before: Scene, after: Scene, rng: np.random.Generator) -> tuple[str, ...]:
+    """Sentences that tell all changes, all different; empty where an object cannot be told from the others.
 
-    A dropped, moved, recoloured or remade object is called what it was before, an added one what it is.
+    A dropped, moved, recoloured or remade object is called what it was before, an added one what it is; likewise
+    where it stands, as the camera of that picture sees it.
     """
+    told = [_sentences(change, before, after, rng) for change in changes]
+    return tuple(" and ".join(parts) for parts in zip(*told, strict=True)) if all(told) else ()
+
+
+def _sentences(change: Change, before: Scene, after: Scene, rng: np.random.Generator) -> tuple[str, ...]:
     scene, number = (before, change.before) if change.before is not None else (after, change.after)
     assert number is not None
-    ways = refer(number, scene.objects)
+    ways = refer(number, scene.objects, scene.facing)
     if not ways:
         return ()
     new = scene.objects[number] if change.after is None else after.objects[change.after]

@@ -55,10 +55,16 @@ class Visibility:
     """True where the picture's edge cuts it."""
 
 
-def render(view: View, size: int, samples: int = 2) -> Picture:
-    """Draw a square picture with ``samples`` x ``samples`` rays per pixel."""
-    rays = samples * samples
-    rgb, ids = _render(_solids(view), _camera(view), _lamps(view), _disc(rays), size, samples)
+def render(view: View, size: int | tuple[int, int], samples: int = 2) -> Picture:
+    """Draw a picture with ``samples`` x ``samples`` rays per pixel; ``size`` is its side, or (height, width).
+
+    The camera's opening angle is that of the shorter side; the longer one shows more.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    camera = _camera(view)
+    camera[2] *= width / min(height, width)
+    camera[3] *= height / min(height, width)
+    rgb, ids = _render(_solids(view), camera, _lamps(view), _disc(samples * samples), height, width, samples)
     return Picture(rgb, ids)
 
 
@@ -319,17 +325,17 @@ def _direction(camera, across, down):
 
 @no_type_check
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=True)
-def _render(solids, camera, lamps, disc, size, samples):
+def _render(solids, camera, lamps, disc, height, width, samples):
     rays = samples * samples
-    rgb = np.empty((size, size, 3), np.uint8)
-    ids = np.empty((size, size, rays), np.int16)
+    rgb = np.empty((height, width, 3), np.uint8)
+    ids = np.empty((height, width, rays), np.int16)
     ox, oy, oz = camera[0, 0], camera[0, 1], camera[0, 2]
-    for row in range(size):
-        for column in range(size):
+    for row in range(height):
+        for column in range(width):
             red = green = blue = 0.0
             for ray in range(rays):
-                across = 2 * (column + (ray % samples + 0.5) / samples) / size - 1
-                down = 2 * (row + (ray // samples + 0.5) / samples) / size - 1
+                across = 2 * (column + (ray % samples + 0.5) / samples) / width - 1
+                down = 2 * (row + (ray // samples + 0.5) / samples) / height - 1
                 dx, dy, dz = _direction(camera, across, down)
                 t, number = _nearest(ox, oy, oz, dx, dy, dz, solids)
                 ids[row, column, ray] = number

@@ -25,6 +25,14 @@ COLORS = {
 
 MATERIALS = ("rubber", "metal")
 
+_ONE, _OTHER = ("gray", "blue", "brown", "yellow"), ("red", "green", "purple", "cyan")
+PALETTES = {
+    "all": dict.fromkeys(SHAPES, tuple(COLORS)),
+    "usual": {"sphere": tuple(COLORS), "cube": _ONE, "cylinder": _OTHER},
+    "swapped": {"sphere": tuple(COLORS), "cube": _OTHER, "cylinder": _ONE},
+}
+"""Colours by shape; "usual" and "swapped" are conditions A and B of CLEVR-CoGenT (Johnson et al. 2017, section 4.7)."""
+
 CAMERA = Camera(eye=(0.0, -6.6, 5.0), target=(0.0, 0.0, 0.35), spread=0.335)
 LAMPS = (
     Lamp(position=(3.5, -3.5, 6.5), radius=0.9, power=50.0),  # key
@@ -35,7 +43,6 @@ REACH = 1.9
 ROOMY = 4
 GAP = 0.2
 """Least free floor between two objects."""
-SEEN_SHARE = 0.7
 SEEN_RAYS = 18
 """Of 48 x 48 for a scene of up to ROOMY objects."""
 
@@ -50,6 +57,18 @@ class SceneSettings:
     """Furthest the camera moves between two pictures, along each axis, in scene units."""
     light_jitter: float
     """Furthest a lamp's power changes between two pictures, as a share; lamps move by up to this many units."""
+    turn: float = 0.0
+    """Widest angle between the cameras of two pictures, in degrees around the middle of the floor."""
+    aside: float = 0.0
+    """The cameras of a scene stand around this angle from the usual one, to the left or to the right, in degrees."""
+    hidden: float = 0.3
+    """Largest share of an object that others may hide."""
+    size_jitter: float = 0.0
+    """An object's radius differs from that of its named size by up to this share."""
+    changes: tuple[int, int] = (1, 1)
+    """Fewest and most at once."""
+    palette: str = "all"
+    """One of PALETTES."""
 
     @property
     def stretch(self) -> float:
@@ -66,11 +85,14 @@ class Object:
     x: float
     y: float
     rotation: float
+    scale: float = 1.0
+    """Of the radius that its named size has."""
 
     def solid(self) -> Solid:
         red, green, blue = (value / 255 for value in COLORS[self.color])
         metal = float(self.material == "metal")
-        return Solid(self.shape, self.x, self.y, SIZES[self.size], self.rotation, (red, green, blue), metal)
+        radius = SIZES[self.size] * self.scale
+        return Solid(self.shape, self.x, self.y, radius, self.rotation, (red, green, blue), metal)
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,12 @@ class Scene:
     objects: tuple[Object, ...]
     camera: Camera
     lamps: tuple[Lamp, ...]
+
+    @property
+    def facing(self) -> float:
+        """Angle from the y axis to where the camera looks, in radians."""
+        (x, y, _), (eye_x, eye_y, _) = self.camera.target, self.camera.eye
+        return math.atan2(eye_x - x, y - eye_y)
 
     def view(self) -> View:
         return View(tuple(thing.solid() for thing in self.objects), self.camera, self.lamps)
@@ -95,17 +123,22 @@ def sample_objects(settings: SceneSettings, rng: np.random.Generator) -> tuple[O
     """Stand a random number of random objects on the floor, apart from each other; None if they found no place."""
     objects: tuple[Object, ...] = ()
     for _ in range(rng.integers(settings.objects[0], settings.objects[1] + 1)):
-        thing = place(sample_attributes(rng), objects, settings, rng)
+        thing = place(sample_attributes(settings, rng), objects, settings, rng)
         if thing is None:
             return None
         objects += (thing,)
     return objects
 
 
-def sample_attributes(rng: np.random.Generator) -> Object:
+def sample_attributes(settings: SceneSettings, rng: np.random.Generator) -> Object:
     """An object at the middle of the floor."""
-    shape, size, color, material = (str(rng.choice(each)) for each in (SHAPES, tuple(SIZES), tuple(COLORS), MATERIALS))
-    return Object(shape, size, color, material, x=0.0, y=0.0, rotation=round(float(rng.uniform(0, 2 * math.pi)), 4))
+    shape, size = str(rng.choice(SHAPES)), str(rng.choice(tuple(SIZES)))
+    color, material = str(rng.choice(PALETTES[settings.palette][shape])), str(rng.choice(MATERIALS))
+    rotation = round(float(rng.uniform(0, 2 * math.pi)), 4)
+    thing = Object(shape, size, color, material, x=0.0, y=0.0, rotation=rotation)
+    if not settings.size_jitter:
+        return thing
+    return replace(thing, scale=round(1 + settings.size_jitter * float(rng.uniform(-1, 1)), 4))
 
 
 def place(
@@ -126,11 +159,16 @@ def apart(one: Object, other: Object) -> bool:
     return math.dist((one.x, one.y), (other.x, other.y)) >= one.solid().footprint + other.solid().footprint + GAP
 
 
-def jittered(objects: tuple[Object, ...], settings: SceneSettings, rng: np.random.Generator) -> Scene:
-    """Look at objects from near the usual place, under nearly the usual light."""
+def jittered(
+    objects: tuple[Object, ...], settings: SceneSettings, rng: np.random.Generator, aside: float = 0.0
+) -> Scene:
+    """Look at objects from near the usual place turned by ``aside`` degrees, under nearly the usual light."""
     stretch = settings.stretch
-    turn = settings.camera_jitter / 2 * rng.uniform(-1, 1, 3)
-    eye = _rounded(np.asarray(CAMERA.eye) * stretch + turn)
+    jitter = settings.camera_jitter / 2 * rng.uniform(-1, 1, 3)
+    angle = math.radians(aside + (settings.turn / 2 * float(rng.uniform(-1, 1)) if settings.turn else 0.0))
+    x, y, z = CAMERA.eye
+    turned = x * math.cos(angle) - y * math.sin(angle), x * math.sin(angle) + y * math.cos(angle), z
+    eye = _rounded(np.asarray(turned) * stretch + jitter)
     lamps = []
     for lamp in LAMPS:
         *shift, change = settings.light_jitter / 2 * rng.uniform(-1, 1, 4)
@@ -145,9 +183,9 @@ def _rounded(point: np.ndarray) -> Point:
 
 
 def all_visible(scene: Scene, settings: SceneSettings) -> bool:
-    """Whether every object is inside the picture, large enough in it, and mostly in front of the others."""
+    """Whether every object is inside the picture, large enough in it, and not hidden by more than is allowed."""
     from procap.datasets.scenes.raytrace import visibility
 
     found = visibility(scene.view())
     fewest = SEEN_RAYS / settings.stretch**2
-    return bool(np.all((found.seen >= fewest) & (found.seen >= SEEN_SHARE * found.whole) & ~found.cut))
+    return bool(np.all((found.seen >= fewest) & (found.seen >= (1 - settings.hidden) * found.whole) & ~found.cut))

@@ -43,7 +43,7 @@ class Camera:
     eye: Point
     target: Point
     spread: float
-    """Tangent of half the opening angle of the (square) picture."""
+    """Tangent of half the opening angle of the picture's shorter side."""
 
 
 @dataclass(frozen=True)
