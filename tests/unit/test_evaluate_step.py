@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from procap.config import load_params
-from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, Pairs
+from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, Pairs
 from procap.errors import BadInput
 from procap.evaluation import java
 from procap.files import file_digest
@@ -132,6 +132,28 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
     assert {beams for _, _, beams in bundle.asked} == {3}
     np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())
+
+
+def test_the_split_test_shift_is_scored_beside_test_and_not_with_it(data, params, bundled, no_java, tmp_path):
+    sentences = cycle(len(opened(data)))
+    bundled(sentences)
+    evaluate.run(params, data, captioner="procap")
+    alone = read(data / "evaluate" / "procap")
+    table = toy_prepared(tmp_path / "prepare", pairs=80, side=16)
+    table.loc[table["split"] == "val", "split"] = SHIFT
+    table.to_parquet(tmp_path / "prepare" / "pairs.parquet", index=False)
+    shifted = Pairs.read(tmp_path / "prepare").split(SHIFT)
+    right = [captions[0] for captions in shifted.table["captions"]]
+    bundled([*sentences, *right])
+    listener = Listener()
+    evaluate.run(params, tmp_path, captioner="procap", report=listener)
+    together = read(tmp_path / "evaluate" / "procap")
+    shift = together.pop("shift")
+    assert together == alone
+    assert set(shift) == set(alone)
+    assert (shift["pairs"], shift["change_accuracy"]) == (len(shifted), 1)
+    assert shift["change_accuracy"] > alone["change_accuracy"]
+    assert listener.numbers["shift/CIDEr"] == shift["CIDEr"]
 
 
 def test_the_accuracies_are_what_one_counts_by_hand(data, params, bundled, no_java):

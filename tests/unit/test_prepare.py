@@ -12,6 +12,7 @@ from procap.config import Params, check_params
 from procap.datasets.pairs import COLUMNS, Pairs
 from procap.datasets.rendered import write_official_layout
 from procap.datasets.shards import Shards
+from procap.datasets.true_procedure import read_true_pairs
 from procap.datasets.vocabulary import SPECIALS, Vocabulary, tokenize
 from procap.errors import BadInput
 from procap.files import folder_digest
@@ -85,6 +86,22 @@ def test_descriptions_and_counts_agree_with_the_table(prepared):
     assert sum(counts["all"] for counts in summary["pairs"].values()) == len(table)
     for split, counts in summary["pairs"].items():
         assert counts.pop("all") == sum(counts.values()) == (table["split"] == split).sum()
+
+
+def test_shifted_scenes_are_a_split_of_their_own_and_the_masks_can_be_had_apart(tmp_path):
+    shift = {"count": 3, "objects": [9, 9], "aside": 60.0}
+    prepare.run(params(scenes={"shift": shift, "changes": [2, 2], "hidden": 0.6}), tmp_path)
+    pairs = Pairs.read(tmp_path / "prepare")
+    table = pairs.table
+    assert table["split"].value_counts()["test_shift"] == 6
+    summary = json.loads((tmp_path / "prepare" / "summary.json").read_text())
+    assert summary["pairs"]["test_shift"]["all"] == summary["pairs"]["test_shift"]["none"] * 2 == 6
+    assert summary["text"]["test_shift"]["captions"] == 6 * 5
+    assert all(" and " in caption for each in table["captions"][::2] for caption in each)
+    true = read_true_pairs(tmp_path / "prepare" / "scenes.jsonl", table["id"])
+    masks = np.stack([pair.masks(32, 1) for pair in true])
+    assert np.array_equal(masks.any(axis=1) * 255, Shards(tmp_path / "prepare", "masks")[table["mask"].to_numpy()])
+    assert (masks[:, 0] != masks[:, 1]).any()
 
 
 def test_only_training_captions_give_words_and_training_and_validation_the_length(prepared):
