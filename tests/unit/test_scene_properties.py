@@ -71,6 +71,7 @@ def test_the_procedure_ends_in_the_two_pictures(number):
 @given(numbers, times)
 def test_the_procedure_is_continuous(number, t):
     story = tell(8, number, MOVING)
+
     def at(when):
         return moment(story.before, story.changed, story.changes, when)
 
