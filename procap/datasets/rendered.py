@@ -59,7 +59,7 @@ class RenderedScene:
     @property
     def mask(self) -> Bool[np.ndarray, "h w"]:
         """Both masks united."""
-        return self.masks.any(axis=0)
+        return self.masks[0] | self.masks[1]
 
     @property
     def group(self) -> str:
