@@ -193,6 +193,15 @@ class ProcedureEncoder(nn.Module):
             if block is not first:
                 start_silent(block.attention.out)
 
+    def hold_comparison(self) -> None:
+        """Keep what compares the ends as it is while stage 1 trains (our formulation).
+
+        Hidden tokens all look alike; their gradients unlearn the comparison within 150 updates (docs/log.md).
+        """
+        first: Any = self.blocks[0]
+        for part in (self.feature_norm, self.feature_embedding, self.positions, first.norm_attention, first.attention):
+            part.requires_grad_(False)
+
     def embed_frames(self, features: Features, kept: Bool[Tensor, "b t n"] | None) -> Float[Tensor, "b t n d"]:
         """Frames as vectors; where ``kept`` is False the query stands in for what is hidden."""
         embedded = self.feature_embedding(self.feature_norm(features))

@@ -39,6 +39,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     source = Procedures(data, vocabulary, runtime)
     generator = torch_generator(params.training_seed, "pretrain")
     encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
+    if config.start == "comparison":
+        encoder.hold_comparison()
     masking, weights = Masking(settings.masking, settings.patch_masked, settings.entire), Weights(*settings.weights)
     counting = Counting(settings.negatives, settings.unseen, settings.msm_mean)
     train_rows, val_rows = source.rows("train"), source.rows("val")

@@ -83,9 +83,18 @@ def test_no_replicate_is_what_another_seed_is():
     assert tiny_params(seed=5).training_seed == 5
 
 
+def test_stage_one_keeps_the_comparison_and_stage_two_may_change_it(trained, plain):
+    first = trained(tiny_params(pretrain__steps=1, pretrain__learning_rate=1e-60, pretrain__weight_decay=0))
+    start, after, final = weights(first), weights(plain), weights(plain, "caption")
+    held = [name for name in after if torch.equal(start[name], after[name])]
+    comparing = ("feature_norm.", "feature_embedding.", "positions.", "blocks.0.norm_attention.", "blocks.0.attention.")
+    assert held == [name for name in after if name.startswith(comparing)]
+    assert not any(torch.equal(after[name], final[f"network.encoder.{name}"]) for name in held)
+
+
 def test_without_stage_one_the_captioner_starts_elsewhere(trained, plain):
     """With no learning rate to speak of, what stage 2 leaves is what it started from."""
-    still = {"caption__learning_rate": 1e-30, "caption__encoder_learning_rate": 1e-30, "caption__weight_decay": 0}
+    still = {"caption__learning_rate": 1e-60, "caption__encoder_learning_rate": 1e-60, "caption__weight_decay": 0}
     first = weights(plain)
     for pretrained in (True, False):
         data = trained(tiny_params(caption__pretrained=pretrained, **still), "procap")
