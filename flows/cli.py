@@ -167,6 +167,53 @@ def evaluate(
     typer.echo(f"written: {out}")
 
 
+@app.command(
+    "validate", epilog="Examples:  procap validate /data/LEVIR-MCI --out findings  |  procap validate data/prepare"
+)
+def validate_command(
+    folder: Annotated[Path, typer.Argument(help="A corpus as published, as imported, or as prepare writes it.")],
+    corpus: Annotated[str | None, typer.Option(help="Which one it is; told by its files if not given.")] = None,
+    splits: Annotated[str | None, typer.Option(help="Draw splits with these shares, as 0.8,0.1,0.1.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write card.html, findings.csv, report.json, docs/ there.")] = None,
+) -> None:
+    """Hold a corpus against its rules, without the pipeline; thresholds are those of params.yaml.
+
+    Exit status: 0, no critical rule is broken (warnings may be); 1, one is; 2, the folder has no corpus to be read.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    from flows.console import Terminal
+    from flows.results import findings_table
+    from procap.config import load_params
+    from procap.files import atomic_folder
+    from procap.steps.validate_folder import validate_folder
+
+    known = [*CORPORA, "rendered"]
+    if corpus is not None and corpus not in known:
+        raise BadInput(
+            f"no corpus '{corpus}'", where="--corpus", expected=f"one of {', '.join(known)}", do="name one of them"
+        )
+    if out is not None and out.exists() and not (out / "report.json").exists():
+        raise BadInput("something else is there", where=str(out), expected="a new folder", do="name another")
+    params, shares = load_params(Path("params.yaml")), _shares(splits) if splits else None
+    with tempfile.TemporaryDirectory() as temporary, atomic_folder(out or Path(temporary) / "validate") as fresh:
+        done = validate_folder(params, folder, fresh, corpus=corpus, shares=shares, report=Terminal("validate"))
+    for reason, count in done.left_out.items():
+        typer.echo(f"left out: {count} {reason}")
+    for warning in done.warnings:
+        typer.echo(f"LOOK: {warning}")
+    broken = [each for each in done.findings if not each.success]
+    if broken:
+        Console().print(findings_table(broken))
+    typer.echo(f"{done.corpus}: {len(done.findings) - len(broken)} of {len(done.findings)} rules hold")
+    if out is not None:
+        typer.echo(f"written: {out / 'card.html'}, and beside it findings.csv, report.json and docs/")
+    if any(each.rule.severity == "critical" for each in broken):
+        sys.exit(1)
+
+
 @app.command()
 def metrics() -> None:
     """Print the test scores of every captioner and what is registered."""

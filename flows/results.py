@@ -1,6 +1,7 @@
 """What came out: scores of the test split and registered versions, as tables to read."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from rich.markup import escape
 
 from procap.evaluation.comparison import Comparison
 from procap.evaluation.comparison_page import texts
+from procap.evaluation.quality import Finding
 
 SHOWN = (
     "change_accuracy",
@@ -59,6 +61,22 @@ def scores_table(scores: dict[str, dict[str, float]]) -> Any:
         known = [value for value in values if value is not None]
         if known:
             table.add_row(name, *(_cell(name, value, max(known)) for value in values))
+    return table
+
+
+def findings_table(broken: Sequence[Finding]) -> Any:
+    """A rich table with a row per broken rule, critical ones first."""
+    from rich.table import Table
+
+    table = Table("severity", "not so", "broken by", "such as")
+    for each in sorted(broken, key=lambda each: each.rule.severity):
+        more = ", ..." if len(each.offenders) > 3 else ""
+        table.add_row(
+            each.rule.severity,
+            escape(each.rule.says),
+            f"{each.unexpected} of {each.checked}",
+            escape(", ".join(each.ids[:3]) + more),
+        )
     return table
 
 

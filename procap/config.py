@@ -122,7 +122,19 @@ class Prepare(Section):
 
 
 class Validate(Section):
+    """Thresholds of the rules in ``procap/evaluation/rules.py``."""
+
     rarest_change: Share = Field(description="warn when a change type has a smaller share of the changed pairs")
+    duplicate_bits: Annotated[int, Field(ge=0, le=15)] = Field(
+        description="pictures of two splits may be doubles where at most so many of their hashes' 64 bits differ"
+    )
+    duplicate_difference: Annotated[float, Field(ge=0, le=255)] = Field(
+        description="and are, where their thumbnails of 16 x 16 differ on average by at most this, of 255"
+    )
+    drift: Annotated[float, Field(gt=0)] = Field(
+        description="warn when pictures of val or test are so many standard deviations from those of train"
+    )
+    largest_mask: Share = Field(description="warn when a mask marks a larger share of the picture")
 
 
 class Interpolate(Section):

@@ -40,7 +40,8 @@ def toy_prepared(
             before = len(images) - 1
         kind = NO_CHANGE if distractor else CHANGE_TYPES[scene % len(CHANGE_TYPES)]
         images.append(_changed(noise, at, color, kind, draw))
-        differs = (images[before] != images[-1]).any(axis=-1) & (kind != NO_CHANGE)
+        gap = np.abs(images[before].astype(int) - images[-1]).max(axis=-1)
+        differs = (gap > 2) & (kind != NO_CHANGE)  # beyond the noise
         all_masks.append(differs.astype(np.uint8) * 255)
         shares = np.linspace(0, 1, truth + 2)[1:-1, None, None, None]
         procedures.append(np.rint(images[before] * (1 - shares) + images[-1] * shares).astype(np.uint8))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from procap.evaluation.comparison import ACCURACIES, MEASURES, Cell, Comparison, System, per_type
-from procap.evaluation.page import picture
+from procap.evaluation.embedded import picture
 from procap.evaluation.page_template import STYLE
 
 SHOWN = ("change_accuracy", "change_type_accuracy", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")

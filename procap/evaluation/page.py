@@ -1,7 +1,5 @@
 """One HTML page that shows how a captioner did: numbers on top, test pairs with pictures below. Needs no network."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -11,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from procap.datasets.pairs import UNKNOWN_CHANGE
+from procap.evaluation.embedded import picture
 from procap.evaluation.metrics import NAMES
 from procap.evaluation.page_template import TEMPLATE
 from procap.evaluation.scores import TYPES, Told
@@ -132,12 +131,3 @@ def _card(one: Example) -> dict[str, Any]:
         "imagined": [picture(frame) for frame in imagined],
         "after": picture(one.after),
     }
-
-
-def picture(pixels: UInt8[np.ndarray, "h w 3"]) -> str:
-    """A PNG as the address of an image."""
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

@@ -1,38 +1,30 @@
 """What must hold of a corpus before anything is trained on it, judged by Great Expectations.
 
-Great Expectations sees tables only: ``pair_facts`` and ``caption_facts`` look at pictures, masks and words and put
-what they find into columns; RULES say which values are allowed.
+Great Expectations sees tables only: ``all_facts`` looks at pictures, masks and words and puts what it finds into
+columns; ``rules`` say which values are allowed.
 """
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, SPLITS, UNKNOWN_CHANGE, Pairs
+from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SPLITS, Pairs
 from procap.datasets.shards import Shards
 from procap.datasets.vocabulary import tokenize
+from procap.evaluation.change_words import says_change
+from procap.evaluation.picture_statistics import FEATURES, Looks, doubles, drift, looks
+from procap.evaluation.rules import Rule, Thresholds
 
 LISTED = 10
-"""Offending rows that a finding names."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One expectation on one table; a broken critical one stops the pipeline."""
-
-    table: Literal["pairs", "captions", "splits", "types"]
-    name: str
-    says: str
-    expectation: str
-    """A class of ``great_expectations.expectations``."""
-    arguments: dict[str, Any]
-    severity: Literal["critical", "warning"] = "critical"
+"""Offending rows that a finding names when it is printed."""
+MASK_VALUES = (0, 128, 255)
 
 
 @dataclass(frozen=True)
@@ -43,132 +35,161 @@ class Finding:
     success: bool
     checked: int
     unexpected: int = 0
-    ids: list[str] = field(default_factory=list)
-    """Of the first offending rows."""
+    offenders: Mapping[str, str] = field(default_factory=dict)
+    """The detail of each offending row by its id."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the first offending rows."""
+        return list(self.offenders)[:LISTED]
 
     def __str__(self) -> str:
-        named = ", ".join(self.ids) + (", ..." if self.unexpected > len(self.ids) else "")
+        named = ", ".join(self.ids) + (", ..." if len(self.offenders) > LISTED else "")
         return f"{self.rule.says}; broken by {self.unexpected} of {self.checked}" + (f": {named}" if named else "")
 
 
-def rules(most_words: int, rarest_change: int | float) -> tuple[Rule, ...]:
-    """All rules; a caption has at most ``most_words`` words, a change type this share or more of the changed pairs."""
-
-    def never(table: Literal["pairs", "captions"], column: str, says: str, *severity: Any) -> Rule:
-        return Rule(table, column, says, "ExpectColumnValuesToBeInSet", _among(column, [False]), *severity)
-
-    types = [*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE]
-    return (
-        Rule("pairs", "ids_unique", "ids are unique", "ExpectColumnValuesToBeUnique", {"column": "id"}),
-        Rule("pairs", "splits_known", f"a split is train, val, test or {SHIFT}", *_in_set("split", [*SPLITS, SHIFT])),
-        Rule("pairs", "types_known", f"a change type is one of {', '.join(types)}", *_in_set("change_type", types)),
-        Rule("pairs", "has_caption", "a pair has a caption", *_at_least("captions", 1)),
-        never("pairs", "group_leaks", "pairs of one group stay in one split"),
-        never("pairs", "picture_leaks", "a picture stays in one split"),
-        never("pairs", "picture_missing", "pictures are there"),
-        never("pairs", "sizes_differ", "before and after have the same size"),
-        never("pairs", "mask_missing", "a mask is there where the table names one"),
-        never("pairs", "type_contradicted", "a pair with a change type has two different pictures"),
-        never("pairs", "mask_contradicted", "a mask is empty exactly where nothing changed", "warning"),
-        Rule("captions", "not_empty", "a caption has a word", *_at_least("words", 1)),
-        Rule(
-            "captions",
-            "short_enough",
-            f"a caption has at most {most_words} words (training cuts the rest)",
-            "ExpectColumnValuesToBeBetween",
-            {"column": "words", "max_value": most_words},
-            "warning",
-        ),
-        never("captions", "repeated", "a pair has no caption twice", "warning"),
-        Rule("splits", "filled", "a split has a pair", *_at_least("pairs", 1)),
-        Rule(
-            "types",
-            "balanced",
-            f"a change type has at least {rarest_change:g} of the changed pairs",
-            *_at_least("share", rarest_change),
-            "warning",
-        ),
-    )
+def all_facts(pairs: Pairs, limits: Thresholds) -> dict[str, Any]:
+    """Every table, by its name in ``Rule.table``."""
+    seen = looks(pairs.images.arrays)
+    facts = pair_facts(pairs, seen, limits.duplicate_bits, limits.duplicate_difference)
+    return {
+        "pairs": facts,
+        "captions": caption_facts(pairs, facts),
+        "splits": split_facts(pairs),
+        "types": type_facts(pairs),
+        "drift": drift_facts(pairs, seen),
+    }
 
 
-def _among(column: str, values: list) -> dict[str, Any]:
-    return {"column": column, "value_set": values}
+def pair_facts(pairs: Pairs, seen: Looks, bits: int, difference: float) -> Any:
+    """One row per pair: what the table says, the number of captions, and as truth values what is wrong with it.
 
-
-def _in_set(column: str, values: list) -> tuple[str, dict[str, Any]]:
-    return "ExpectColumnValuesToBeInSet", _among(column, values)
-
-
-def _at_least(column: str, least: int | float) -> tuple[str, dict[str, Any]]:
-    return "ExpectColumnValuesToBeBetween", {"column": column, "min_value": least}
-
-
-def pair_facts(pairs: Pairs) -> Any:
-    """One row per pair: what the table says, the number of captions, and as truth values what is wrong with it."""
+    ``double`` names a picture in another split that looks like one of the pair's, ``mask_share`` how much of the
+    picture a mask marks (0 without a mask). ``bits`` and ``difference`` are those of ``doubles``.
+    """
     table, images = pairs.table, pairs.images
     facts = table[["id", "group", "split", "change_type"]].copy()
     facts["captions"] = table["captions"].map(len)
-    digests = [_digests(images, table[end].to_numpy()) for end in ("before", "after")]
-    there = [np.array([digest is not None for digest in end], bool) for end in digests]
-    facts["picture_missing"] = ~(there[0] & there[1])
+    ends = [table[end].to_numpy() for end in ("before", "after")]
+    digests = _digests(images, ends)
+    facts["picture_missing"] = ~np.all([_there(images, rows) for rows in ends], axis=0)
     facts["group_leaks"] = _in_several(table["group"], table["split"])
-    homes: dict[bytes, set[str]] = {}
-    for end in digests:
-        for digest, split in zip(end, table["split"], strict=True):
-            if digest is not None:
-                homes.setdefault(digest, set()).add(split)
-    leaky = {digest for digest, splits in homes.items() if len(splits) > 1}
-    facts["picture_leaks"] = [bool(leaky & set(pair)) for pair in zip(*digests, strict=True)]
-    facts["sizes_differ"] = _sizes_differ(images, table["before"].to_numpy(), table["after"].to_numpy())
+    facts["picture_leaks"] = _leaks(digests, table["split"])
+    facts["double"] = _doubles(pairs, ends, digests, seen, bits, difference)
+    facts["nearly_leaks"] = facts["double"] != ""
+    facts["sizes_differ"] = (_sizes(images, ends[0]) != _sizes(images, ends[1])).any(axis=1)
     changed = (table["change_type"] != NO_CHANGE).to_numpy()
     equal = np.array([a is not None and a == b for a, b in zip(*digests, strict=True)], bool)
     facts["type_contradicted"] = changed & equal
-    facts["mask_missing"], facts["mask_contradicted"] = _mask_facts(pairs, changed)
+    for name, values in _mask_facts(pairs).items():
+        facts[name] = values
+    facts["mask_contradicted"] = facts["masked"] & ((facts["mask_share"] > 0) != changed)
     return facts
 
 
-def _digests(images: Shards, rows: np.ndarray) -> list[bytes | None]:
+def _there(images: Shards, rows: np.ndarray) -> np.ndarray:
+    return (rows >= 0) & (rows < len(images))
+
+
+def _digests(images: Shards, ends: list[np.ndarray]) -> list[list[bytes | None]]:
     """Of the bytes of each picture; None where the row number points nowhere."""
     known = {}
-    for row in np.unique(rows[(rows >= 0) & (rows < len(images))]):
-        shard = _shard_of(images, row)  # shards may differ in size, which reading several rows at once does not allow
-        known[row] = sha256(images.arrays[shard][row - images.starts[shard]].tobytes()).digest()
-    return [known.get(row) for row in rows]
+    for row in np.unique(np.concatenate([rows[_there(images, rows)] for rows in ends])):
+        known[row] = sha256(row_of(images, row).tobytes()).digest()
+    return [[known.get(row) for row in rows] for rows in ends]
 
 
 def _in_several(keys: Any, splits: Any) -> Any:
     return splits.groupby(keys).transform("nunique") > 1
 
 
-def _sizes_differ(images: Shards, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    height, width = np.array([array.shape[1:3] for array in images.arrays]).T
-    here, there = _shard_of(images, before), _shard_of(images, after)
-    return (height[here] != height[there]) | (width[here] != width[there])
+def _leaks(digests: list[list[bytes | None]], splits: Any) -> list[bool]:
+    homes: dict[bytes, set[str]] = {}
+    for end in digests:
+        for digest, split in zip(end, splits, strict=True):
+            if digest is not None:
+                homes.setdefault(digest, set()).add(split)
+    leaky = {digest for digest, found in homes.items() if len(found) > 1}
+    return [bool(leaky & set(pair)) for pair in zip(*digests, strict=True)]
 
 
-def _shard_of(images: Shards, rows: Any) -> Any:
-    return np.searchsorted(images.starts, np.clip(rows, 0, len(images) - 1), side="right") - 1
+def _doubles(
+    pairs: Pairs, ends: list[np.ndarray], digests: list[list[bytes | None]], seen: Looks, bits: int, difference: float
+) -> list[str]:
+    """For each pair one of another split with a picture that looks the same under other bytes, or an empty text."""
+    first: dict[tuple[str, bytes], tuple[int, int]] = {}  # (row of the picture, pair) of all bytes in a split
+    for end, found in zip(ends, digests, strict=True):
+        for pair, (row, digest, split) in enumerate(zip(end, found, pairs.table["split"], strict=True)):
+            if digest is not None:
+                first.setdefault((split, digest), (int(row), pair))
+    keys, places = list(first), np.array(list(first.values()), int).reshape(-1, 2)
+    _, homes = np.unique([split for split, _ in keys], return_inverse=True)
+    chosen = Looks(seen.thumbnails[places[:, 0]], seen.features[places[:, 0]])
+    partner = doubles(chosen, homes, bits, difference)
+    twins = {
+        key: str(pairs.table["id"].iat[places[other, 1]])
+        for key, other in zip(keys, partner, strict=True)
+        if other >= 0 and keys[other][1] != key[1]
+    }
+    return [
+        next((twins[split, digest] for digest in pair if digest is not None and (split, digest) in twins), "")
+        for *pair, split in zip(*digests, pairs.table["split"], strict=True)
+    ]
 
 
-def _mask_facts(pairs: Pairs, changed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mask is missing, mask says the opposite of the change type), per pair."""
+def _sizes(shards: Shards, rows: np.ndarray) -> np.ndarray:
+    """Height and width, per row number."""
+    return np.array([array.shape[1:3] for array in shards.arrays])[_shard_of(shards, rows)]
+
+
+def row_of(shards: Shards, row: Any) -> np.ndarray:
+    """One row, of whatever size: shards that differ in size cannot be read several rows at once."""
+    shard = _shard_of(shards, row)
+    return shards.arrays[shard][row - shards.starts[shard]]
+
+
+def _shard_of(shards: Shards, rows: Any) -> Any:
+    return np.searchsorted(shards.starts, np.clip(rows, 0, len(shards) - 1), side="right") - 1
+
+
+def _mask_facts(pairs: Pairs) -> dict[str, np.ndarray]:
+    """Per pair: whether it has a mask or lacks one that it names, what is wrong with it, and the share it marks."""
     rows = pairs.table["mask"].to_numpy()
+    facts = {name: np.zeros(len(rows), bool) for name in ("masked", "mask_missing", "mask_size", "mask_values")}
+    facts["mask_share"] = np.zeros(len(rows))
     if (rows == -1).all():
-        return np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+        return facts
     masks = Shards(pairs.folder, "masks")
-    missing = (rows < -1) | (rows >= len(masks))
-    marked = np.array([0 <= row < len(masks) and masks[int(row)].any() for row in rows], bool)
-    return missing, (rows != -1) & ~missing & (marked != changed)
-
-
-def caption_facts(pairs: Pairs) -> Any:
-    """One row per caption: id of its pair, how many words it has, whether the pair has it twice (case aside)."""
-    facts = pairs.table[["id", "split", "change_type", "captions"]].explode("captions", ignore_index=True)
-    facts = facts.rename(columns={"captions": "caption"}).dropna(subset="caption", ignore_index=True)
-    tokens = [tokenize(caption) for caption in facts["caption"]]
-    facts["words"] = [len(words) for words in tokens]
-    facts["repeated"] = facts.assign(said=[" ".join(words) for words in tokens]).duplicated(["id", "said"])
+    facts["masked"] = _there(masks, rows)
+    facts["mask_missing"] = ~facts["masked"] & (rows != -1)
+    facts["mask_size"] = facts["masked"] & (
+        _sizes(masks, rows) != _sizes(pairs.images, pairs.table["before"].to_numpy())
+    ).any(axis=1)
+    for pair in np.flatnonzero(facts["masked"]):
+        mask = row_of(masks, rows[pair])
+        facts["mask_values"][pair] = not np.isin(mask, MASK_VALUES).all()
+        facts["mask_share"][pair] = np.count_nonzero(mask) / mask.size
     return facts
+
+
+def caption_facts(pairs: Pairs, facts: Any) -> Any:
+    """One row per caption: id of its pair, how many words it has, and as truth values what is wrong with it.
+
+    ``facts`` are those of the pairs. A caption is repeated where the pair has it before, case aside.
+    """
+    known = pairs.table[["id", "split", "change_type", "captions"]].assign(
+        masked=facts["masked"], marked=facts["mask_share"] > 0
+    )
+    found = known.explode("captions", ignore_index=True).rename(columns={"captions": "caption"})
+    found = found.dropna(subset="caption", ignore_index=True)
+    tokens = [tokenize(caption) for caption in found["caption"]]
+    found["words"] = [len(words) for words in tokens]
+    found["repeated"] = found.assign(said=[" ".join(words) for words in tokens]).duplicated(["id", "said"])
+    says = [says_change(caption) for caption in found["caption"]]
+    told, changed = np.array([said is not None for said in says], bool), np.array([said is True for said in says], bool)
+    found["contradicts_label"] = told & (changed != (found["change_type"] != NO_CHANGE))
+    found["contradicts_mask"] = told & found["masked"] & (changed != found["marked"])
+    return found
 
 
 def split_facts(pairs: Pairs) -> Any:
@@ -186,6 +207,24 @@ def type_facts(pairs: Pairs) -> Any:
     known = [int(counts.get(kind, 0)) for kind in CHANGE_TYPES]
     kinds = CHANGE_TYPES if sum(known) else ()
     return pd.DataFrame({"id": list(kinds), "share": [count / sum(known) for count in known] if kinds else []})
+
+
+def drift_facts(pairs: Pairs, seen: Looks) -> Any:
+    """One row per feature of the pictures before in val and in test (as ``id``): how far from train they are."""
+    import pandas as pd
+
+    rows = pairs.table["before"].to_numpy()
+    of = {
+        split: np.isin(np.arange(len(seen.features)), rows[(pairs.table["split"] == split).to_numpy()])
+        for split in SPLITS
+    }
+    found = [
+        {"id": f"{split}: {feature}", "distance": round(float(distance), 4)}
+        for split in SPLITS[1:]
+        if of[split].any() and of["train"].any()
+        for feature, distance in zip(FEATURES, drift(seen.features, of[split], of["train"]), strict=True)
+    ]
+    return pd.DataFrame(found, columns=["id", "distance"])
 
 
 def judge(tables: dict[str, Any], rules: tuple[Rule, ...], docs: Path) -> list[Finding]:
@@ -215,7 +254,10 @@ def judge(tables: dict[str, Any], rules: tuple[Rule, ...], docs: Path) -> list[F
             name=name,
             validation_definitions=[context.validation_definitions.add(definition)],
             actions=[gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["docs"])],
-            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
+            result_format={
+                "result_format": "COMPLETE",
+                "unexpected_index_column_names": ["id", *sorted({rule.detail for rule in chosen if rule.detail})],
+            },
         )
         run = RunIdentifier(run_name="validate", run_time=datetime(2000, 1, 1, tzinfo=UTC))
         result = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": table}, run_id=run)
@@ -237,8 +279,12 @@ def _finding(rule: Rule, outcome: Any, rows: int) -> Finding:
         return Finding(rule, True, 0)
     if not outcome.success and "unexpected_count" not in outcome.result:
         raise RuntimeError(f"the rule '{rule.says}' could not be checked: {outcome.exception_info}")
-    offending = [str(each["id"]) for each in outcome.result.get("unexpected_index_list") or []]
-    return Finding(rule, bool(outcome.success), rows, len(offending), list(dict.fromkeys(offending))[:LISTED])
+    rejected = outcome.result.get("unexpected_index_list") or []
+    offenders: dict[str, list[str]] = {}
+    for each in rejected:
+        offenders.setdefault(str(each["id"]), []).extend([str(each[rule.detail])] if rule.detail else [])
+    joined = {name: " | ".join(details) for name, details in offenders.items()}
+    return Finding(rule, bool(outcome.success), rows, len(rejected), joined)
 
 
 def _steady(docs: Path) -> None:

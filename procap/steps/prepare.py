@@ -58,8 +58,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         if params.dataset.name == "rendered":
             pairs = _rendered(corpus_settings(params), descriptions, report)
         else:
-            pairs = _on_disk(data / "raw" / params.dataset.name, params, set_aside, report)
-        rows, shown = _write_pairs(pairs, fresh)
+            pairs = pairs_on_disk(data / "raw" / params.dataset.name, params, set_aside, report)
+        rows, shown = write_pairs(pairs, fresh)
         table = pd.DataFrame(rows, columns=list(COLUMNS))
         vocabulary = _words(table, params)
         table.to_parquet(fresh / "pairs.parquet", index=False)
@@ -129,7 +129,7 @@ def _rendered(settings: rendered.CorpusSettings, descriptions: list[dict[str, An
         )
 
 
-def _on_disk(folder: Path, params: Params, set_aside: list[dict[str, Any]], report: Report) -> Iterator[Pair]:
+def pairs_on_disk(folder: Path, params: Params, set_aside: list[dict[str, Any]], report: Report) -> Iterator[Pair]:
     """Read, check and resize the pictures of a corpus; pairs that are left out are appended to ``set_aside``."""
     files = read_corpus(folder, params.dataset.name, params.prepare.limit).pairs
     if any(pair.split is None for pair in files):
@@ -167,7 +167,7 @@ def _load(files: list[PairFiles], side: int, masked: bool) -> list[Pair]:
     return pairs
 
 
-def _write_pairs(pairs: Iterator[Pair], folder: Path) -> tuple[list[dict[str, Any]], list[Pair]]:
+def write_pairs(pairs: Iterator[Pair], folder: Path) -> tuple[list[dict[str, Any]], list[Pair]]:
     """Write the shards; returns the rows of the table and some training pairs to look at."""
     rows: list[dict[str, Any]] = []
     shown: dict[str, list[Pair]] = {kind: [] for kind in (*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE)}

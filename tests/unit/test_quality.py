@@ -1,24 +1,28 @@
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
-from procap.config import load_params
+from flows.cli import app
+from procap.config import CorpusName, load_params
 from procap.datasets.pairs import Pairs
 from procap.datasets.shards import Shards, write_array
 from procap.errors import BadInput
-from procap.evaluation.quality import caption_facts, pair_facts, rules, type_facts
+from procap.evaluation.quality import all_facts, type_facts
+from procap.evaluation.rules import PROMISES, Thresholds, rules
 from procap.files import folder_digest
 from procap.report import Silent
 from procap.steps import validate
+from tests import layouts
 from tests.toy import toy_prepared
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
-
-WRONG = ("picture_missing", "group_leaks", "picture_leaks", "sizes_differ", "type_contradicted", "mask_missing")
+LIMITS = Thresholds(22, 0.05, 4, 3.0, 0.5, 0.9)
 
 
 @pytest.fixture
@@ -27,67 +31,170 @@ def folder(tmp_path):
     return tmp_path / "data" / "prepare"
 
 
-def spoil(folder: Path, row: int, column: str, value: object) -> None:
-    """Change one cell of the table on disk."""
-    table = pd.read_parquet(folder / "pairs.parquet")
-    table.at[row, column] = value
-    table.to_parquet(folder / "pairs.parquet", index=False)
+class Prepared:
+    """A prepared corpus on disk whose table, pictures and masks are arrays to be spoilt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.table = folder, pd.read_parquet(folder / "pairs.parquet")
+        self.images, self.masks = (np.load(folder / f"{name}-00000.npy") for name in ("images", "masks"))
+
+    def rows(self, split: str) -> list[int]:
+        return np.flatnonzero(self.table["split"] == split).tolist()
+
+    def save(self) -> None:
+        self.table.to_parquet(self.folder / "pairs.parquet", index=False)
+        for name in ("images", "masks"):
+            write_array(self.folder / f"{name}-00000.npy", getattr(self, name))
+
+    def another_size(self, name: str) -> int:
+        """Add a shard with a row of 16 x 16; its number."""
+        rest = (3,) if name == "images" else ()
+        write_array(self.folder / f"{name}-00001.npy", np.zeros((1, 16, 16, *rest), np.uint8))
+        return len(Shards(self.folder, name)) - 1
+
+    def set(self, row: int, column: str, value: object) -> list[int]:
+        self.table.at[row, column] = value
+        return [row]
 
 
-def broken(folder: Path, column: str) -> list[int]:
-    facts = pair_facts(Pairs.read(folder))
-    return np.flatnonzero(facts[column]).tolist()
+def group_in_two_splits(at: Prepared) -> list[int]:
+    at.set(0, "split", "test")
+    return [0, 1]  # row 1 is the distractor of the same scene
+
+
+def same_bytes_in_two_splits(at: Prepared) -> list[int]:
+    row = at.rows("test")[0]
+    at.images[at.table.at[row, "after"]] = at.images[at.table.at[0, "before"]]
+    return [0, 1, row]
+
+
+def recompressed_in_two_splits(at: Prepared) -> list[int]:
+    """Another picture's noise, a little lighter: other bytes, the same picture."""
+    row = at.rows("test")[0]
+    noise = np.random.default_rng(1).integers(0, 5, at.images[0].shape, dtype=np.uint8)
+    at.images[at.table.at[row, "after"]] = np.minimum(at.images[at.table.at[2, "after"]], 250) + noise
+    return [2, row]
+
+
+def identical_but_changed(at: Prepared) -> list[int]:
+    return at.set(0, "after", at.table.at[0, "before"])
+
+
+def mask_of_another_size(at: Prepared) -> list[int]:
+    return at.set(0, "mask", at.another_size("masks"))
+
+
+def picture_of_another_size(at: Prepared) -> list[int]:
+    return at.set(2, "after", at.another_size("images"))
+
+
+def mask_with_gray(at: Prepared) -> list[int]:
+    at.masks[at.table.at[4, "mask"], 3, 3] = 77
+    return [4]
+
+
+def mask_of_everything(at: Prepared) -> list[int]:
+    at.masks[at.table.at[4, "mask"]] = 255
+    return [4]
+
+
+def empty_mask_of_a_change(at: Prepared) -> list[int]:
+    at.masks[at.table.at[4, "mask"]] = 0
+    return [4]
+
+
+def full_mask_of_no_change(at: Prepared) -> list[int]:
+    at.masks[at.table.at[5, "mask"], :4] = 128
+    return [5]
+
+
+def captions(row: int, *said: str) -> Callable[[Prepared], list[int]]:
+    return lambda at: at.set(row, "captions", list(said))
+
+
+def cell(row: int, column: str, value: object) -> Callable[[Prepared], list[int]]:
+    return lambda at: at.set(row, column, value)
+
+
+FAULTS = [
+    ("pairs", "group_leaks", group_in_two_splits),
+    ("pairs", "picture_leaks", same_bytes_in_two_splits),
+    ("pairs", "nearly_leaks", recompressed_in_two_splits),
+    ("pairs", "picture_missing", cell(3, "after", -1)),
+    ("pairs", "picture_missing", cell(3, "after", 10_000)),
+    ("pairs", "sizes_differ", picture_of_another_size),
+    ("pairs", "type_contradicted", identical_but_changed),
+    ("pairs", "mask_missing", cell(4, "mask", -2)),
+    ("pairs", "mask_missing", cell(4, "mask", 10_000)),
+    ("pairs", "mask_size", mask_of_another_size),
+    ("pairs", "mask_values", mask_with_gray),
+    ("pairs", "mask_large", mask_of_everything),
+    ("pairs", "mask_contradicted", empty_mask_of_a_change),
+    ("pairs", "mask_contradicted", full_mask_of_no_change),
+    ("pairs", "mask_contradicted", cell(1, "change_type", "move")),
+    ("captions", "contradicts_mask", empty_mask_of_a_change),
+    ("captions", "contradicts_mask", full_mask_of_no_change),
+    ("captions", "contradicts_mask", captions(0, "the ball moved", "no change")),
+    ("captions", "contradicts_label", captions(0, "the ball moved", "there is no difference")),
+    ("captions", "contradicts_label", captions(2, "the scene is the same as before")),
+    ("captions", "contradicts_label", captions(1, "no change", "many houses are built beside the road")),
+    ("captions", "repeated", captions(0, "The ball moved.", "the ball moved")),
+]
+
+
+@pytest.mark.parametrize(("table", "rule", "fault"), FAULTS, ids=[f"{r}-{n}" for n, (_, r, _) in enumerate(FAULTS)])
+def test_a_fault_is_found_in_the_pairs_that_have_it_and_in_no_others(folder, table, rule, fault):
+    at = Prepared(folder)
+    offenders = fault(at)
+    at.save()
+    facts = all_facts(Pairs.read(folder), LIMITS)[table]
+    wrong = facts["mask_share"] > LIMITS.largest_mask if rule == "mask_large" else facts[rule]
+    assert set(facts.loc[wrong, "id"]) == set(at.table.loc[offenders, "id"])
 
 
 def test_nothing_is_wrong_with_a_good_corpus(folder):
-    facts = pair_facts(Pairs.read(folder))
-    assert not facts[[*WRONG, "mask_contradicted"]].to_numpy().any()
-    assert not caption_facts(Pairs.read(folder))["repeated"].any()
-    assert type_facts(Pairs.read(folder))["share"].sum() == pytest.approx(1)
+    facts = all_facts(Pairs.read(folder), LIMITS)
+    for table, rule, _ in FAULTS:
+        assert rule == "mask_large" or not facts[table][rule].any(), rule
+    assert facts["pairs"]["mask_share"].max() < LIMITS.largest_mask
+    assert facts["drift"]["distance"].max() < LIMITS.drift
+    assert facts["types"]["share"].sum() == pytest.approx(1)
 
 
-def test_a_group_in_two_splits_leaks(folder):
-    spoil(folder, 0, "split", "test")  # row 1 is the distractor of the same scene
-    assert broken(folder, "group_leaks") == [0, 1]
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda pictures: pictures // 2, "red mean"),
+        (lambda pictures: 100 + pictures // 50, "red contrast"),
+        (lambda pictures: pictures * np.array([1, 1, 0], np.uint8), "share of blue in 0..31"),
+    ],
+)
+def test_a_split_that_looks_different_drifts(folder, spoil, expected):
+    at = Prepared(folder)
+    rows = at.table.loc[at.rows("test"), "before"].unique()
+    at.images[rows] = spoil(at.images[rows])
+    at.save()
+    facts = all_facts(Pairs.read(folder), LIMITS)["drift"]
+    drifted = facts.loc[facts["distance"] > LIMITS.drift, "id"].tolist()
+    assert f"test: {expected}" in drifted
+    assert not [name for name in drifted if name.startswith("val")]
 
 
-def test_the_same_bytes_in_two_splits_leak_whatever_the_groups_say(folder):
-    table, images = pd.read_parquet(folder / "pairs.parquet"), np.load(folder / "images-00000.npy")
-    test_row = int(np.flatnonzero(table["split"] == "test")[0])
-    assert broken(folder, "picture_leaks") == []
-    images[table.at[test_row, "after"]] = images[table.at[0, "before"]]
-    write_array(folder / "images-00000.npy", images)
-    assert broken(folder, "picture_leaks") == [0, 1, test_row]
+def test_a_double_is_named(folder):
+    at = Prepared(folder)
+    first, second = (at.table.at[row, "id"] for row in recompressed_in_two_splits(at))
+    at.save()
+    doubles = all_facts(Pairs.read(folder), LIMITS)["pairs"].set_index("id")["double"]
+    assert (doubles[first], doubles[second]) == (second, first)
 
 
-@pytest.mark.parametrize("row", [-1, 10_000])
-def test_pictures_and_masks_that_are_not_there(folder, row):
-    spoil(folder, 3, "after", row)
-    spoil(folder, 4, "mask", row if row > 0 else -2)
-    assert broken(folder, "picture_missing") == [3]
-    assert broken(folder, "mask_missing") == [4]
-
-
-def test_sizes_within_a_pair(folder):
-    count = len(Shards(folder, "images"))
-    write_array(folder / "images-00001.npy", np.zeros((1, 16, 16, 3), np.uint8))
-    spoil(folder, 2, "after", count)
-    assert broken(folder, "sizes_differ") == [2]
-
-
-def test_change_types_that_pictures_and_masks_contradict(folder):
-    table = pd.read_parquet(folder / "pairs.parquet")
-    spoil(folder, 0, "after", table.at[0, "before"])
-    spoil(folder, 1, "change_type", "move")
-    assert broken(folder, "type_contradicted") == [0]
-    assert broken(folder, "mask_contradicted") == [1]
-
-
-def test_captions_are_counted_and_compared_as_words(folder):
-    spoil(folder, 0, "captions", ["The ball moved.", "the ball moved", "?!"])
-    facts = caption_facts(Pairs.read(folder)).query("id == '000000-change'")
-    assert facts["words"].tolist() == [3, 3, 0]
-    assert facts["repeated"].tolist() == [False, True, False]
+def test_captions_are_counted_as_words(folder):
+    at = Prepared(folder)
+    at.set(0, "captions", ["The ball moved.", "?!"])
+    at.save()
+    facts = all_facts(Pairs.read(folder), LIMITS)["captions"].query("id == '000000-change'")
+    assert facts["words"].tolist() == [3, 0]
+    assert not facts["contradicts_label"].any()
 
 
 def test_types_count_only_where_a_corpus_knows_them(folder):
@@ -100,9 +207,35 @@ def test_types_count_only_where_a_corpus_knows_them(folder):
     assert not len(type_facts(Pairs(folder, table)))
 
 
-def test_rule_names_are_unique():
-    names = [(rule.table, rule.name) for rule in rules(22, 0.05)]
+@pytest.mark.parametrize("corpus", PROMISES)
+def test_rule_names_are_unique(corpus):
+    names = [(rule.table, rule.name) for rule in rules(corpus, LIMITS)]
     assert len(set(names)) == len(names)
+
+
+def test_what_a_corpus_promises():
+    from typing import get_args
+
+    assert set(PROMISES) == set(get_args(CorpusName))
+    severity = {corpus: {rule.name: rule.severity for rule in rules(corpus, LIMITS)} for corpus in PROMISES}
+    assert severity["rendered"]["contradicts_label"] == "critical"
+    assert severity["levir_mci"]["contradicts_label"] == "warning"
+    assert severity["image_editing_request"]["picture_leaks"] == "warning"
+    assert severity["table"]["picture_leaks"] == "critical"
+    assert "repeated" not in severity["levir_cc"]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "there is no difference", "the scene is the same as before", "the two scenes seem identical",
+        "no change has occurred", "almost nothing has changed",
+    ],
+)  # fmt: skip
+def test_how_levir_says_that_nothing_changed(sentence):
+    from procap.evaluation.change_words import says_change
+
+    assert says_change(f" {sentence} .") is False
 
 
 class Notes(Silent):
@@ -140,23 +273,27 @@ class TestWithGreatExpectations:
         assert folder_digest(data / "validate") == first
 
     def test_each_rule_is_seen_broken(self, folder, tmp_path):
-        table = pd.read_parquet(folder / "pairs.parquet")
-        masks = np.load(folder / "masks-00000.npy")
-        masks[table.at[16, "mask"]] = 0
-        write_array(folder / "masks-00000.npy", masks)
-        write_array(folder / "images-00001.npy", np.zeros((1, 16, 16, 3), np.uint8))
+        at = Prepared(folder)
+        table = at.table
+        recompressed_in_two_splits(at)
+        full_mask_of_no_change(at)
+        at.masks[table.at[20, "mask"]] = 77
+        at.masks[table.at[16, "mask"]] = 0
+        at.set(21, "mask", at.another_size("masks"))
+        tests = table.loc[at.rows("test"), "before"].unique()
+        at.images[tests] //= 2
         table.at[2, "id"] = table.at[0, "id"]
         table.at[1, "split"] = "trian"
         table.loc[table["split"] == "val", "split"] = "train"
         table.at[3, "change_type"] = "colour"
         table.at[4, "captions"] = []
-        table.at[5, "captions"] = ["...", "word " * 30, "no change", "No change."]
+        table.at[17, "captions"] = ["...", "word " * 30, "no change", "No change."]
         table.at[8, "after"] = 10_000
-        table.at[9, "after"] = len(Shards(folder, "images")) - 1
+        table.at[9, "after"] = at.another_size("images")
         table.at[10, "mask"] = 10_000
         table.at[12, "after"] = table.at[12, "before"]
         table.loc[table["change_type"] == "drop", "change_type"] = "add"
-        table.to_parquet(folder / "pairs.parquet", index=False)
+        at.save()
         notes = Notes()
         with pytest.raises(BadInput) as raised:
             validate.run(PARAMS, tmp_path / "data", report=notes)
@@ -169,7 +306,22 @@ class TestWithGreatExpectations:
         assert table.at[0, "id"] in ids["group_leaks"]
         assert ids["types_known"] == [table.at[3, "id"]]
         assert ids["has_caption"] == [table.at[4, "id"]]
-        assert ids["not_empty"] == ids["short_enough"] == ids["repeated"] == [table.at[5, "id"]]
+        assert table.at[4, "id"] in ids["enough_captions"]
+        assert ids["not_empty"] == ids["short_enough"] == ids["repeated"] == [table.at[17, "id"]]
+        assert table.at[17, "id"] in ids["contradicts_label"]
+        assert table.at[5, "id"] in ids["contradicts_mask"]
+        assert table.at[at.rows("test")[0], "id"] in ids["nearly_leaks"]
+        assert ids["mask_size"] == [table.at[21, "id"]]
+        assert ids["mask_values"] == ids["mask_large"] == [table.at[20, "id"]]
+        assert {"test: red mean", "test: green mean"} <= set(ids["alike"])
+        listed = pd.read_csv(tmp_path / "data" / "validate" / "findings.csv", keep_default_na=False)
+        for name, rule in found.items():
+            assert listed.loc[listed["rule"] == name, "id"].tolist()[:10] == rule["ids"], name
+        saying = listed[(listed["rule"] == "captions.contradicts_label") & (listed["id"] == table.at[17, "id"])]
+        assert saying["detail"].item() == "word " * 30
+        card = (tmp_path / "data" / "validate" / "card.html").read_text()
+        assert "no picture has a double in another split" in card
+        assert "not so: ids are unique" in card
         assert ids["picture_missing"] == [table.at[8, "id"]]
         assert table.at[9, "id"] in ids["sizes_differ"]
         assert ids["mask_missing"] == [table.at[10, "id"]]
@@ -179,3 +331,47 @@ class TestWithGreatExpectations:
         assert "balanced" not in str(raised.value)
         assert "at least 0.05" not in str(raised.value)
         assert any(note.startswith("warning") and "drop" in note for note in notes.notes)
+
+
+class TestWithoutThePipeline:
+    """``procap validate``, the judgement of Great Expectations apart."""
+
+    @pytest.fixture(autouse=True)
+    def judged_by_hand(self, monkeypatch):
+        """Break the rule that ids are unique where the folder has two pairs of one id, and no other."""
+        from procap.evaluation.quality import Finding
+
+        def judge(tables, asked, docs):
+            twice = tables["pairs"].loc[tables["pairs"]["id"].duplicated(), "id"]
+            return [
+                Finding(rule, not (rule.name == "ids_unique" and len(twice)), 1, len(twice), dict.fromkeys(twice, ""))
+                for rule in asked
+            ]
+
+        monkeypatch.setattr(validate, "judge", judge)
+
+    @pytest.mark.parametrize("layout", ["table", "clevr_change", "clevr_dc"])
+    def test_a_corpus_is_known_by_its_files(self, layout, workspace, tmp_path):
+        source = getattr(layouts, layout)(tmp_path / "source")
+        before = folder_digest(source)
+        done = CliRunner().invoke(app, ["validate", str(source), "--out", str(tmp_path / "out")])
+        assert done.exit_code == 0, done.output
+        assert f"{layout}: " in done.output
+        assert "rules hold" in done.output
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"card.html", "findings.csv", "report.json"}
+        assert folder_digest(source) == before
+
+    def test_a_critical_finding_is_status_1(self, workspace, folder):
+        assert CliRunner().invoke(app, ["validate", str(folder)]).exit_code == 0
+        spoilt = Prepared(folder)
+        spoilt.set(2, "id", spoilt.table.at[0, "id"])
+        spoilt.save()
+        done = CliRunner().invoke(app, ["validate", str(folder)])
+        assert done.exit_code == 1, done.output
+        assert "ids are unique" in done.output
+
+    def test_no_corpus_is_bad_input(self, workspace, tmp_path):
+        (tmp_path / "empty").mkdir()
+        for words in (["empty"], ["nowhere"], ["empty", "--corpus", "clevr"], ["empty", "--corpus", "levir_cc"]):
+            done = CliRunner().invoke(app, ["validate", str(tmp_path / words[0]), *words[1:]])
+            assert isinstance(done.exception, BadInput), words
