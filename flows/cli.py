@@ -1,5 +1,6 @@
 """The ``procap`` command. Everything heavy is imported inside the commands, so that ``--help`` answers at once."""
 
+import errno
 import os
 import sys
 from enum import StrEnum
@@ -337,8 +338,8 @@ def _assignments(words: list[str]) -> dict[str, Any]:
 
 @app.command(epilog="Examples:  procap up  |  procap up --mlflow-port 5001 --worker")
 def up(
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow server.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
     with_worker: Annotated[bool, typer.Option("--worker", help="Also deploy the pipeline and start a worker.")] = False,
 ) -> None:
     """Start MLflow and Prefect on this machine, for this machine only, until Ctrl-C."""
@@ -349,6 +350,8 @@ def up(
     from flows.servers import mlflow_server, prefect_server, prepare_store, running
 
     root = Path.cwd()
+    if not (root / "dvc.yaml").exists():
+        raise BadInput("no pipeline is here", where=str(root), expected="dvc.yaml", do="run from the project's folder")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prepare_store(root)
     servers = [mlflow_server(root, mlflow_port), prefect_server(root, prefect_port)]
@@ -573,6 +576,17 @@ def main() -> None:
         app()
     except BadInput as complaint:
         typer.echo(f"procap: {complaint}", err=True)
+        sys.exit(2)
+    except OSError as error:  # a full disk, no permission, a file where a folder should be
+        if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        refusal = BadInput(
+            f"the system refuses: {error.strerror}",
+            where=str(error.filename or Path.cwd()),
+            expected="space, and files and folders that may be read and written",
+            do="make room, or mend what is in the way; then run it again",
+        )
+        typer.echo(f"procap: {refusal}", err=True)
         sys.exit(2)
 
 

@@ -20,7 +20,7 @@ def deploy(root: Path) -> None:
 
     Raises BadInput where no server answers at ``PREFECT_API_URL``, or it refuses.
     """
-    url = os.environ.get("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    url = os.environ.setdefault("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     check_server(url, "Prefect", "start it with `procap up`")
     _make_pool()
     from flows.stage_flow import ensure_slots

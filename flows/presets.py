@@ -90,7 +90,10 @@ def read_sections(path: Path, kind: str) -> Any:
             raise YAMLError(f"a {type(values).__name__} at the top")
     except (OSError, YAMLError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"cannot be read: {' '.join(str(error).split())}", where=str(path), expected="sections", do="mend that file"
+            f"cannot be read: {' '.join(str(error).split())}",
+            where=str(path),
+            expected="sections",
+            do="mend that file, or run from the project's folder",
         ) from None
     return values
 

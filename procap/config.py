@@ -41,7 +41,7 @@ Schedule = Annotated[
 class Section(BaseModel):
     """A section of ``params.yaml``: frozen, and it refuses keys that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=())
 
 
 class Dataset(Section):
@@ -309,7 +309,7 @@ class Pretrain(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "Pretrain":
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+            raise ValueError(f"width: {self.width} is not a multiple of heads ({self.heads})")
         if abs(sum(self.masking) - 1) > 1e-6:
             raise ValueError(f"masking: {self.masking} must sum to 1")
         _check_schedule(self.steps, self.planned_steps)
@@ -355,6 +355,10 @@ class Caption(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Caption":
+        if self.decoder_width % self.decoder_heads:
+            raise ValueError(
+                f"decoder_width: {self.decoder_width} is not a multiple of decoder_heads ({self.decoder_heads})"
+            )
         _check_schedule(self.steps, self.planned_steps)
         return self
 

@@ -229,3 +229,23 @@ def test_a_step_holds_a_gpu_slot_only_where_it_uses_one(monkeypatch, device, ste
         pass
     assert len(taken) == slots
     assert all(k["strict"] for k in taken), "a missing limit must not let everybody through"
+
+
+def test_what_the_system_refuses_is_said_without_a_traceback(project, monkeypatch, capsys):
+    from flows.cli import main
+
+    (project / "data").write_text("a file where a folder should be")
+    monkeypatch.setattr("sys.argv", ["procap", "render", "data/scenes", "--count", "10"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "the system refuses: Not a directory" in said
+    assert "data/scenes" in said
+
+
+def test_servers_start_in_a_project_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(call("up").exception, BadInput)
+    assert call("up", "--mlflow-port", "65536").exit_code == 2
+    assert not list(tmp_path.iterdir())

@@ -60,6 +60,7 @@ def test_every_registered_captioner_may_be_named(raw):
         ("pretrain.steps", 0, "greater than or equal to 1"),
         ("pretrain.steps", "many", "valid integer"),
         ("caption.dropout", 1.0, "less than 1"),
+        ("caption.weight_decay", float("inf"), "finite number"),
         ("caption.selection", "train", "'val' or 'test'"),
         ("interpolate.frames", 4, "1, 3, 7 or 15"),
         ("hardware.device", "tpu", "'auto', 'cpu' or 'cuda'"),
@@ -109,7 +110,8 @@ def test_a_missing_key_is_named(raw, key):
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"pretrain.width": 96, "pretrain.heads": 7}, "pretrain"),
+        ({"pretrain.width": 96, "pretrain.heads": 7}, "pretrain.width"),
+        ({"caption.decoder_width": 96, "caption.decoder_heads": 7}, "caption.decoder_width"),
         ({"pretrain.masking": [0.5, 0.1, 0.1, 0.1]}, "pretrain.masking"),
         ({"prepare.scenes.splits": [0.5, 0.1, 0.1]}, "prepare.scenes.splits"),
         ({"prepare.scenes.objects": [4, 3]}, "prepare.scenes.objects"),
