@@ -45,7 +45,7 @@ def test_a_finished_step_leaves_numbers_parameters_tags_and_pictures(store, trac
     assert run.info.status == "FINISHED"
     assert [(m.step, m.value) for m in store.get_metric_history(run.info.run_id, "loss")] == [(1, 2.0), (2, 1.0)]
     assert "odd _name_" in run.data.metrics
-    assert run.data.params["sample.draw"] == "multinomial"
+    assert run.data.params["sample.kept"] == "2"
     assert "caption.steps" not in run.data.params
     for tag in ("git.commit", "git.dirty", "procap.stage", "procap.config_sha256", "seed", "procap.pid"):
         assert tag in run.data.tags
