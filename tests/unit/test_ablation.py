@@ -199,7 +199,10 @@ def test_a_table_runs_shares_its_steps_and_survives_a_broken_row(store, project)
 def start_cli(project: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"}
     words = [sys.executable, "-m", "flows.cli", "ablate", "slow", "--set", "hardware.threads=1"]
-    process = subprocess.Popen(words, cwd=project, env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, cwd=project, env=environment, stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     end = time.monotonic() + 300
     while not (project / "slow").exists():
         assert process.poll() is None
