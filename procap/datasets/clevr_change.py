@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,10 @@ _FORM = "{name of the picture before: [sentence, ...]}"
 def read(folder: Path) -> Reading:
     """Every pair in order of scene, changed before distractor; BadInput also for pictures without captions."""
     first_there(folder, ["change_captions.json"], "change_captions.json and what belongs to it")
-    changed, unchanged = (_captions(folder / f"{kind}_captions.json") for kind in ("change", "no_change"))
-    splits, types = read_splits(folder / "splits.json"), _types(folder / "type_mapping.json")
+    changed, unchanged = (
+        read_captions(folder / f"{kind}_captions.json", _FORM, _scene) for kind in ("change", "no_change")
+    )
+    splits, types = read_splits(folder / "splits.json"), read_types(folder / "type_mapping.json", TYPE_NAMES, _scene)
     scenes = sorted(changed.keys() | unchanged.keys())
     refuse(
         [scene for scene in scenes if scene not in splits],
@@ -102,16 +104,21 @@ def _refuse_strangers(folder: Path, pairs: tuple[PairFiles, ...]) -> None:
     )
 
 
-def _captions(path: Path) -> dict[int, tuple[str, ...]]:
-    content = read_json(path, _FORM)
+SceneOf = Callable[[Any, Path], int]
+"""(name in a file, the file) -> number of the scene; raises BadInput for a name that is none."""
+
+
+def read_captions(path: Path, form: str, scene_of: SceneOf) -> dict[int, tuple[str, ...]]:
+    """The sentences of every scene. Raises BadInput."""
+    content = read_json(path, form)
     if not isinstance(content, dict):
-        raise bad_form(path, f"a {type(content).__name__} at the top", _FORM)
+        raise bad_form(path, f"a {type(content).__name__} at the top", form)
     found = {}
     for name, sentences in content.items():
-        scene = _scene(name, path)
+        scene = scene_of(name, path)
         if scene in found:
-            raise bad_form(path, f"scene {scene} is there twice", _FORM)
-        found[scene] = sentences_of(sentences, path, f"'{name}'", _FORM)
+            raise bad_form(path, f"scene {scene} is there twice", form)
+        found[scene] = sentences_of(sentences, path, f"'{name}'", form)
     return found
 
 
@@ -132,20 +139,20 @@ def read_splits(path: Path) -> dict[int, str]:
     return found
 
 
-def _types(path: Path) -> dict[int, str]:
-    """Change types by scene; empty where the corpus does not tell."""
+def read_types(path: Path, types: Mapping[str, str], scene_of: SceneOf) -> dict[int, str]:
+    """Change types by scene, as ``types`` calls them; empty where the corpus does not tell. Raises BadInput."""
     if not path.exists():
         return {}
-    form = '{"color": [name of the picture before, ...], ...} with ' + ", ".join(TYPE_NAMES)
+    form = "{change type: [picture, ...], ...} with " + ", ".join(types)
     content = read_json(path, form)
     if not isinstance(content, dict):
         raise bad_form(path, f"a {type(content).__name__} at the top", form)
     found = {}
     for kind, names in content.items():
-        if kind not in TYPE_NAMES or not isinstance(names, list):
+        if kind not in types or not isinstance(names, list):
             raise bad_form(path, f"'{kind}' is no change type with a list of pictures", form)
         for name in names:
-            found[_scene(name, path)] = TYPE_NAMES[kind]
+            found[scene_of(name, path)] = types[kind]
     return found
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from procap.datasets.clevr_change import read_splits
+from procap.datasets.clevr_change import read_captions, read_splits, read_types
 from procap.datasets.corpus import (
     NO_CHANGE,
     TYPE_NAMES,
@@ -18,9 +18,7 @@ from procap.datasets.corpus import (
     Reading,
     bad_form,
     first_there,
-    read_json,
     refuse,
-    sentences_of,
 )
 
 TREE = """\
@@ -45,8 +43,8 @@ def read(folder: Path) -> Reading:
     captions = first_there(folder, ["captions.json", "change_captions.json"], "captions and what belongs to them")
     splits_file = first_there(folder, ["split.json", "splits.json"], "the splits")
     ends = [first_there(folder, names, "pictures") for names in (("bef", "images"), ("aft", "sc_images"))]
-    said, splits = _captions(captions), read_splits(splits_file)
-    types = _types(folder / "type_mapping.json")
+    said, splits = read_captions(captions, _FORM, _scene), read_splits(splits_file)
+    types = read_types(folder / "type_mapping.json", TYPE_NAMES | NOTHING, _scene)
     refuse(
         [scene for scene in said if scene not in splits],
         "scenes with captions are in no split",
@@ -69,36 +67,6 @@ CORPUS = Corpus(
     read,
     {"train": 40_800, "val": 2_400, "test": 4_800},
 )
-
-
-def _captions(path: Path) -> dict[int, tuple[str, ...]]:
-    content = read_json(path, _FORM)
-    if not isinstance(content, dict):
-        raise bad_form(path, f"a {type(content).__name__} at the top", _FORM)
-    found = {}
-    for name, sentences in content.items():
-        scene = _scene(name, path)
-        if scene in found:
-            raise bad_form(path, f"scene {scene} is there twice", _FORM)
-        found[scene] = sentences_of(sentences, path, f"'{name}'", _FORM)
-    return found
-
-
-def _types(path: Path) -> dict[int, str]:
-    if not path.exists():
-        return {}
-    names = TYPE_NAMES | NOTHING
-    form = "{change type: [picture, ...]} with " + ", ".join(names)
-    content = read_json(path, form)
-    if not isinstance(content, dict):
-        raise bad_form(path, f"a {type(content).__name__} at the top", form)
-    found = {}
-    for kind, scenes in content.items():
-        if kind not in names or not isinstance(scenes, list):
-            raise bad_form(path, f"'{kind}' is no change type with a list of pictures", form)
-        for scene in scenes:
-            found[_scene(scene, path)] = names[kind]
-    return found
 
 
 def _scene(name: Any, path: Path) -> int:
