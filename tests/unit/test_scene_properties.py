@@ -144,8 +144,9 @@ def test_hard_scenes_keep_their_bounds(number):
         assert all(0.85 <= thing.scale <= 1.15 for thing in scene.objects)
         angles.append(math.degrees(scene.facing))
     assert max(angles) - min(angles) <= 60 + 10, "ten for the jitter"
-    for one, other in ((a, b) for a in story.changes for b in story.changes if a is not b):
-        assert {one.before, one.after} != {other.before, other.after}
+    for side in ("before", "after"):  # an added object may take the number that a dropped one had
+        numbers_there = [getattr(change, side) for change in story.changes if getattr(change, side) is not None]
+        assert len(numbers_there) == len(set(numbers_there))
 
 
 def test_hard_scenes_are_hard():
