@@ -1,5 +1,6 @@
 """Pictures from files that others made: nothing is trusted before it was checked."""
 
+import io
 import struct
 import warnings
 import zlib
@@ -25,11 +26,23 @@ def read_image(path: Path) -> UInt8[np.ndarray, "h w 3"]:
 
     Raises BadInput for anything that is not there, not of FORMATS, animated, truncated, damaged or too large.
     """
+    with _opened(path) as picture:
+        return upright(picture)
+
+
+def decode_image(data: bytes, where: str) -> UInt8[np.ndarray, "h w 3"]:
+    """``read_image`` of a file's bytes, which complaints call ``where``."""
+    if not 0 < len(data) <= MOST_BYTES:
+        raise _bad(where, f"a file of {len(data)} bytes is no picture of ours")
+    with _decoded(io.BytesIO(data), where) as picture:
+        return upright(picture)
+
+
+def upright(picture: Any) -> UInt8[np.ndarray, "h w 3"]:
+    """A decoded PIL image as RGB, turned the way its EXIF orientation says; transparency becomes white."""
     from PIL import ImageOps
 
-    with _opened(path) as picture:
-        upright = ImageOps.exif_transpose(picture)
-        return np.array(_as_rgb(upright), np.uint8)
+    return np.array(_as_rgb(ImageOps.exif_transpose(picture)), np.uint8)
 
 
 def read_mask(path: Path, classes: int = 1) -> UInt8[np.ndarray, "h w"]:
@@ -69,30 +82,35 @@ def resize_mask(mask: UInt8[np.ndarray, "h w"], side: int) -> UInt8[np.ndarray, 
 
 def _opened(path: Path) -> Any:
     """A decoded PIL image."""
-    from PIL import Image
-
     if not path.is_file():
         raise _bad(path, "a folder, where a picture should be" if path.exists() else "the picture is not there")
     if not 0 < path.stat().st_size <= MOST_BYTES:
         raise _bad(path, f"a file of {path.stat().st_size} bytes is no picture of ours")
+    return _decoded(path, path)
+
+
+def _decoded(file: Path | io.BytesIO, where: Path | str) -> Any:
+    """The one picture of a file, checked before and after it is unpacked."""
+    from PIL import Image
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
-            picture = Image.open(path, formats=FORMATS)
+            picture = Image.open(file, formats=FORMATS)
         if picture.width * picture.height > MOST_PIXELS:
             picture.close()
-            raise _bad(path, f"a picture of {picture.width} x {picture.height} pixels is too large")
+            raise _bad(where, f"a picture of {picture.width} x {picture.height} pixels is too large")
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":
             picture.close()
-            raise _bad(path, f"a moving picture of {frames} frames")
+            raise _bad(where, f"a moving picture of {frames} frames")
         picture.load()
     except Image.UnidentifiedImageError:
-        raise _bad(path, f"not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, whatever its name says") from None
+        raise _bad(where, f"not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, whatever its name says") from None
     except Image.DecompressionBombError:
-        raise _bad(path, "a picture with far too many pixels") from None
+        raise _bad(where, "a picture with far too many pixels") from None
     except _DAMAGE as error:
-        raise _bad(path, f"the picture is damaged or cut short ({' '.join(str(error).split())})") from None
+        raise _bad(where, f"the picture is damaged or cut short ({' '.join(str(error).split())})") from None
     return picture
 
 
@@ -107,10 +125,10 @@ def _as_rgb(picture: Any) -> Any:
     return picture.convert("RGB")
 
 
-def _bad(path: Path, what: str) -> BadInput:
+def _bad(where: Path | str, what: str) -> BadInput:
     return BadInput(
         what,
-        where=str(path),
+        where=str(where),
         expected=f"a readable, still picture ({', '.join(FORMATS)}) of at most {MOST_PIXELS // 10**6} million pixels",
         do="replace the file, or take its pair out of the corpus",
     )

@@ -1,5 +1,6 @@
 """caption: stage 2, implicit procedure captioning (paper, section 3.2), once per captioner."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from torch import nn
 from procap.captioners import Batch, captioner_class
 from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Params
-from procap.datasets.pairs import Pairs
+from procap.datasets.pairs import NO_CHANGE, Pairs
 from procap.datasets.shards import Shards
-from procap.datasets.vocabulary import Vocabulary
+from procap.datasets.vocabulary import Vocabulary, tokenize
 from procap.evaluation.metrics import cider
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
@@ -33,6 +34,9 @@ from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
+
+MOST_NO_CHANGE = 64
+"""Sentences that a bundle keeps to know when nothing changed."""
 
 
 def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
@@ -111,6 +115,7 @@ def _inputs(data: Path, pretrained: bool) -> list[Path]:
 def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Where a bundle came from: parameters, data and what it was selected by."""
     return {
+        "no_change": no_change_captions(Pairs.read(data / "prepare")),
         "params": _choices(params),
         "dataset": params.dataset.name,
         "pairs_sha256": file_digest(data / "prepare" / "pairs.parquet"),
@@ -118,6 +123,15 @@ def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str
         "selected_on": selection,
         "selection_CIDEr": numbers["CIDEr"],
     }
+
+
+def no_change_captions(pairs: Pairs) -> list[str]:
+    """What training captions say of unchanged pairs: all different ones, or the most frequent."""
+    table = pairs.split("train").table
+    unchanged = table.loc[table["change_type"] == NO_CHANGE, "captions"]
+    counts = Counter(" ".join(tokenize(caption)) for captions in unchanged for caption in captions)
+    ranked = sorted(counts, key=lambda sentence: (-counts[sentence], sentence))
+    return ranked[:MOST_NO_CHANGE]
 
 
 def _shown(params: Params) -> Shown:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from procap.captioners import captioner_class
+from procap.captioners import Prediction, captioner_class
 from procap.datasets.images import resize
 from procap.datasets.pictures import to_bytes, to_numbers
 from procap.datasets.vocabulary import Vocabulary
@@ -31,7 +31,7 @@ FILES = ("captioner.safetensors", "config.json", "provenance.json", "vocabulary.
 
 
 @dataclass(frozen=True)
-class Caption:
+class Sentence:
     """One sentence about one pair."""
 
     text: str
@@ -117,20 +117,30 @@ class Bundle:
         *,
         beams: int = 1,
         generator: torch.Generator | None = None,
-    ) -> list[Caption]:
+    ) -> list[Sentence]:
         """One sentence per pair, in order."""
-        generator = generator or torch.Generator().manual_seed(0)
-        said = self.captioner.caption(self.features(before, after), beams=beams, generator=generator)  # type: ignore[operator]
-        return [Caption(self.vocabulary.decode(p.ids), p.probability) for p in said]
+        said = self.predict(self.features(before, after), beams=beams, generator=generator)
+        return [Sentence(self.vocabulary.decode(p.ids), p.probability) for p in said]
 
-    @torch.no_grad()
+    def predict(
+        self, features: Float[torch.Tensor, "b t n c"], *, beams: int = 1, generator: torch.Generator | None = None
+    ) -> list[Prediction]:
+        """What the captioner says of pairs that were encoded, as word numbers."""
+        generator = generator or torch.Generator().manual_seed(0)
+        return self.captioner.caption(features, beams=beams, generator=generator)  # type: ignore[operator]
+
     def imagine(
         self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]
     ) -> UInt8[np.ndarray, "b k h2 w2 3"] | None:
         """The frames that the captioner imagines, in the size that it works with; None where it imagines none."""
+        return self.imagined(self.features(before, after))
+
+    @torch.no_grad()
+    def imagined(self, features: Float[torch.Tensor, "b t n c"]) -> UInt8[np.ndarray, "b k h2 w2 3"] | None:
+        """``imagine`` for pairs that were encoded."""
         if not hasattr(self.captioner, "imagine_tokens"):
             return None
-        tokens = self.captioner.imagine_tokens(self.features(before, after)).argmax(-1)
+        tokens = self.captioner.imagine_tokens(features).argmax(-1)
         b, k, _ = tokens.shape
         if k == 0:
             return None

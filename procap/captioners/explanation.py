@@ -1,0 +1,66 @@
+"""Why a captioner says what it says of a pair: where it looks for each word, and what speaks for the sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from einops import rearrange
+
+from procap.captioners.scoring import Ids, log_chances, padded
+from procap.models.encoder_decoder import EncoderDecoder
+from procap.models.looking import looks
+from procap.shapes import Float, Tensor, UInt8
+
+PATH = 8
+"""Points of the way from an unchanged pair to the pair, at which ``evidence`` takes a gradient."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What can be shown of a caption. Maps have the proportions of the pictures (``Caption.explanation``)."""
+
+    attention_before: Float[np.ndarray, "words h w"]
+    """Where the decoder looks in the picture before for each word: cross-attention, mean of layers and heads.
+
+    The greatest value of a word in both pictures together is 1."""
+    attention_after: Float[np.ndarray, "words h w"]
+    attention_frames: Float[np.ndarray, "words t"]
+    """How much of a word's attention each frame has, imagined ones too; sums to 1. index 0 is before, -1 is after."""
+    change_map: Float[np.ndarray, "h w"]
+    """In [0, 1]: which places speak for the sentence (``evidence``); the greatest is the probability of a change."""
+    frames: UInt8[np.ndarray, "t side side 3"]
+    """Before, what the captioner imagines between, after; square, in the size that it works with.
+
+    Without imagination (``static``) before and after alone."""
+
+
+@torch.no_grad()
+def attention(
+    network: EncoderDecoder, features: Float[Tensor, "b f n c"], sentences: Sequence[Ids]
+) -> Float[Tensor, "b l t n"]:
+    """For each word of each pair's sentence, then [EOS], how much it takes from each place; sums to 1."""
+    imagined = network.imagine(features)
+    memory = network.decoder.read(network.projection(rearrange(imagined, "b t n d -> b (t n) d")))
+    seen, _ = looks(network.decoder, padded(sentences, features.device)[:, :-1], memory)
+    return rearrange(seen.mean((0, 2)), "b l (t n) -> b l t n", t=imagined.shape[1])
+
+
+def evidence(
+    network: EncoderDecoder, features: Float[Tensor, "b f n c"], sentences: Sequence[Ids]
+) -> Float[Tensor, "b n"]:
+    """How much each place adds to the log-probability of the pair's sentence by not being as it was before.
+
+    Integrated gradients (Sundararajan et al., 2017) from a pair whose frames are all like before to the pair itself;
+    over the places they sum to the difference of the two log-probabilities.
+    """
+    words = padded(sentences, features.device)
+    start = features[:, :1].expand_as(features)
+    shares = (torch.arange(PATH, device=features.device) + 0.5) / PATH
+    way = torch.lerp(start[:, None], features[:, None], shares[:, None, None, None])
+    with torch.enable_grad():
+        way = way.flatten(0, 1).detach().requires_grad_()
+        chances = log_chances(network, words.repeat_interleave(PATH, 0), network.read(way))
+        (gradient,) = torch.autograd.grad(chances.sum(), way)
+    gradient = rearrange(gradient, "(b p) f n c -> b p f n c", p=PATH).mean(1)
+    return ((features - start) * gradient).sum((1, 3))
