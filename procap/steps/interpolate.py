@@ -1,7 +1,7 @@
 """Step ``interpolate``: imagine a dense procedure between before and after."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,9 +44,10 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     batches = _batches(len(pairs), params.interpolate.batch, params.interpolate.frames * pairs.images[0][..., 0].size)
     todo = [(name, rows) for name, rows in batches if not (frames / name).exists()]
     if todo:
-        bar = report.progress(todo, "batches of pairs imagined", len(batches), len(batches) - len(todo))
-        with _imaginer(params, data, pairs) as imagine:
-            _write_shards(frames, bar, imagine)
+        with _imaginer(params, data, pairs) as (imagine, at_once):
+            made = at_once(imagine, (rows for _, rows in todo))
+            bar = report.progress(made, "batches of pairs imagined", len(batches), len(batches) - len(todo))
+            _write_shards(frames, zip((name for name, _ in todo), bar, strict=True))
     metrics = _measured(params, data, pairs, Shards(frames, "frames"), report)
     publish(frames, data / "interpolate" / "frames")
     write_json(data / "interpolate" / "metrics.json", metrics)
@@ -73,34 +74,36 @@ def _batches(pairs: int, batch: int, pixels: int) -> list[tuple[str, np.ndarray]
     ]
 
 
-def _write_shards(folder: Path, batches: Any, imagine: Imagine) -> None:
+def _write_shards(folder: Path, batches: Iterable[tuple[str, np.ndarray]]) -> None:
     made: dict[str, list[np.ndarray]] = {}
-    for name, rows in batches:
+    for name, frames in batches:
         for finished in [other for other in made if other != name]:
             write_array(folder / finished, np.concatenate(made.pop(finished)))
-        made.setdefault(name, []).append(imagine(rows))
+        made.setdefault(name, []).append(frames)
     for name, parts in made.items():
         write_array(folder / name, np.concatenate(parts))
 
 
 @contextmanager
-def _imaginer(params: Params, data: Path, pairs: Pairs) -> Iterator[Imagine]:
+def _imaginer(params: Params, data: Path, pairs: Pairs) -> Iterator[tuple[Imagine, Callable[..., Iterator[Any]]]]:
+    """With how to go through the batches: reading one at a time, networks on all cores."""
     if params.interpolate.method == "truth":
-        yield _truth(params.interpolate.frames, data, pairs)
+        yield _truth(params.interpolate.frames, data, pairs), map
     elif params.interpolate.method == "h5":
         from procap.datasets.pseudo_sequences import PseudoSequences
 
         with PseudoSequences(_foreign(params), pairs, params.interpolate.frames) as sequences:
-            yield sequences.read
+            yield sequences.read, map
     else:
-        yield _halving(params, pairs)
+        from procap.training.batches import each_batch
+        from procap.training.runtime import start_runtime
+
+        device = start_runtime(**dict(params.hardware)).device
+        yield _halving(params, pairs, device), partial(each_batch, device=device)
 
 
-def _halving(params: Params, pairs: Pairs) -> Imagine:
+def _halving(params: Params, pairs: Pairs, device: Any) -> Imagine:
     """Midpoints of midpoints."""
-    from procap.training.runtime import start_runtime
-
-    device = start_runtime(**dict(params.hardware)).device
     if params.interpolate.method == "vfiformer":
         from procap.checkpoints.vfiformer import load_vfiformer, midpoint
 

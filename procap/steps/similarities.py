@@ -13,6 +13,7 @@ from procap.datasets.pictures import to_numbers
 from procap.datasets.shards import Shards
 from procap.report import Report
 from procap.shapes import Float, Tensor
+from procap.training.batches import each_batch
 
 Kind = Literal["visual_text", "visual"]
 
@@ -37,13 +38,16 @@ def similarities(
         return torch.from_numpy(both[0].copy()), torch.from_numpy(both[1].copy())
     similarity = _visual(params) if kind == "visual" else _visual_text(params, data, pairs, report)
     size = max(1, params.sample.batch // (inner.shape[1] + 2))
-    found = []
-    for start in report.progress(
-        range(0, len(pairs), size), f"{kind} scores, batches of pairs", -(-len(pairs) // size)
-    ):
+
+    def score(start: int) -> tuple[Tensor, Tensor]:
         rows = np.arange(start, min(start + size, len(pairs)))
         whole = np.concatenate([pairs.before(rows)[:, None], inner[rows], pairs.after(rows)[:, None]], axis=1)
-        found.append(similarity(rows, whole))
+        return similarity(rows, whole)
+
+    starts = range(0, len(pairs), size)
+    found = list(
+        report.progress(each_batch(score, starts, _device(params)), f"{kind} scores, batches of pairs", len(starts))
+    )
     before, after = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
     return before, after
 
