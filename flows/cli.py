@@ -48,6 +48,12 @@ import_app = typer.Typer(
 app.add_typer(import_app, name="import")
 
 
+def _bundles(begun: str) -> list[str]:
+    """For the shell's completion: what is trained here, and how a registered model is called."""
+    found = sorted(path.parent.as_posix() for path in Path().glob("data/caption/*/bundle/manifest.json"))
+    return [name for name in (*found, "models:/procap@champion", "models:/procap@challenger") if name.startswith(begun)]
+
+
 @app.command(epilog="Examples:  procap repro  |  procap repro caption  |  procap repro caption@static --force")
 def repro(
     targets: Annotated[list[str] | None, typer.Argument(help="Steps or stages; all, if none is named.")] = None,
@@ -125,23 +131,78 @@ def finalize() -> None:
 
 
 @app.command(
-    epilog="Examples:  procap caption before.png after.png  |  procap caption a.png b.png --beams 5"
+    epilog="Examples:  procap caption before.png after.png --explain why.html  |  "
+    "procap caption a.png b.png --model models:/procap@champion --json  |  "
+    "procap caption --table pairs.csv --out captions.jsonl"
 )
 def caption(
-    before: Annotated[Path, typer.Argument(help="The earlier picture, PNG or JPEG.")],
-    after: Annotated[Path, typer.Argument(help="The later picture; sizes may differ from training, and are changed.")],
-    bundle: Annotated[Path, typer.Option(help="Folder of a trained captioner.")] = Path("data/caption/procap/bundle"),
+    before: Annotated[Path | None, typer.Argument(help="The earlier picture.")] = None,
+    after: Annotated[
+        Path | None, typer.Argument(help="The later one, of the same size; both are resized as in training.")
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Instead: .csv, .tsv, .jsonl or .parquet with the columns before and after, paths from it."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A bundle's folder, models:/<name>@<alias>, models:/<name>/<version> or runs:/<run>/<model>.",
+            autocompletion=_bundles,
+        ),
+    ] = "data/caption/procap/bundle",
+    explain: Annotated[
+        Path | None, typer.Option(help="Write why: out.html, or out.gif of what the model imagines.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, words' probabilities too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --table: the file for the lines; an earlier one is continued.")
+    ] = None,
     beams: Annotated[int, typer.Option(min=1, max=16, help="1: greedy.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="With --table: pairs at once.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Say what changed between two pictures."""
-    from procap.checkpoints.midpoints import load_midpoint
-    from procap.datasets.images import read_image
-    from procap.training.bundle import load_bundle
+    """Say what changed between two pictures, or in each pair of a table.
 
-    ends = read_image(before), read_image(after)
-    captioner = load_bundle(bundle, load_midpoint=load_midpoint)
-    (said,) = captioner.caption(*(picture[None] for picture in ends), beams=beams)
-    typer.echo(f"{said.text}  ({said.probability:.2f})")
+    A table gives a JSON line per row; a row that cannot be captioned has an error in its line, is named on stderr, and
+    does not stop the others. Exit status: 0, all is well; 1, some rows could not be captioned; 2, nothing was done.
+    """
+    from flows.captions import caption_pair, caption_table
+
+    if table is not None:
+        if before or after or explain or as_json:
+            raise _unclear("pictures, --explain and --json do not go with --table", "procap caption --table")
+        bad = caption_table(table, model, device, beams, batch, out, lambda text: typer.echo(text, err=True))
+        if bad:
+            typer.echo(f"procap: {bad} rows could not be captioned", err=True)
+            sys.exit(1)
+        return
+    if before is None or after is None or out:
+        raise _unclear("two pictures make a pair; --out goes with --table", "procap caption")
+    caption_pair(before, after, model, device, beams, as_json, explain)
+
+
+def _unclear(what: str, where: str) -> BadInput:
+    return BadInput(what, where=where, expected="two pictures, or --table", do="see `procap caption --help`")
+
+
+@app.command(epilog="Examples:  procap show models:/procap@champion  |  procap show data/caption/static/bundle")
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A bundle's folder, models:/<name>@<alias>, models:/<name>/<version>, or an MLflow run.",
+            autocompletion=_bundles,
+        ),
+    ],
+) -> None:
+    """Say what a model or a run is: sizes, where it came from, scores, examples."""
+    from rich.console import Console
+
+    from flows.show import describe
+
+    for part in describe(what, Path.cwd()):
+        Console().print(part)
 
 
 @app.command(

@@ -110,11 +110,21 @@ def _log_version(client: Any, run_id: str, bundle: Path, name: str, tags: dict[s
 def signature() -> Any:
     """What the model takes and gives."""
     from mlflow.models.signature import ModelSignature
-    from mlflow.types import ColSpec, Schema
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, DataType
 
     return ModelSignature(
         inputs=Schema([ColSpec("string", "before"), ColSpec("string", "after")]),
-        outputs=Schema([ColSpec("string", "caption"), ColSpec("double", "probability")]),
+        outputs=Schema(
+            [
+                ColSpec("string", "caption"),
+                ColSpec("double", "probability"),
+                ColSpec("double", "change_probability", required=False),
+                ColSpec(Array(DataType.string), "words"),
+                ColSpec(Array(DataType.double), "word_probabilities"),
+            ]
+        ),
+        params=ParamSchema([ParamSpec("paths", "boolean", False), ParamSpec("beams", "long", 1)]),
     )
 
 

@@ -11,7 +11,7 @@ from procap.files import atomic_folder, file_digest, write_json
 KINDS = {
     "vqgan": "tokenizer.checkpoint: {out}",
     "stage1": "pretrain.checkpoint: {out} and tokenizer.checkpoint: {out}",
-    "stage2": "procap caption before.png after.png --bundle {out}",
+    "stage2": "procap caption before.png after.png --model {out}",
     "vfiformer": "interpolate.method: vfiformer and interpolate.checkpoint: {out}",
     "rife": "interpolate.checkpoint: {out}",
 }

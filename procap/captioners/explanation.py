@@ -14,6 +14,8 @@ from procap.shapes import Float, Tensor, UInt8
 
 PATH = 8
 """Points of the way from an unchanged pair to the pair, at which ``evidence`` takes a gradient."""
+AT_ONCE = 2**26
+"""Numbers between an encoder's layers that ``evidence`` holds at once, to go back through them."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,17 @@ def evidence(
     Integrated gradients (Sundararajan et al., 2017) from a pair whose frames are all like before to the pair itself;
     over the places they sum to the difference of the two log-probabilities.
     """
-    words = padded(sentences, features.device)
+    words = padded(sentences, features.device).repeat_interleave(PATH, 0)
     start = features[:, :1].expand_as(features)
     shares = (torch.arange(PATH, device=features.device) + 0.5) / PATH
-    way = torch.lerp(start[:, None], features[:, None], shares[:, None, None, None])
-    with torch.enable_grad():
-        way = way.flatten(0, 1).detach().requires_grad_()
-        chances = log_chances(network, words.repeat_interleave(PATH, 0), network.read(way))
-        (gradient,) = torch.autograd.grad(chances.sum(), way)
-    gradient = rearrange(gradient, "(b p) f n c -> b p f n c", p=PATH).mean(1)
+    way = torch.lerp(start[:, None], features[:, None], shares[:, None, None, None]).flatten(0, 1)
+    sizes = network.config.encoder
+    at_once = max(1, AT_ONCE // (sizes.frames * sizes.grid**2 * sizes.width * sizes.layers))
+    gradients = []
+    for some, said in zip(way.split(at_once), words.split(at_once), strict=True):
+        with torch.enable_grad():
+            point = some.detach().requires_grad_()
+            chances = log_chances(network, said, network.read(point))
+            gradients += torch.autograd.grad(chances.sum(), point)
+    gradient = rearrange(torch.cat(gradients), "(b p) f n c -> b p f n c", p=PATH).mean(1)
     return ((features - start) * gradient).sum((1, 3))

@@ -7,7 +7,7 @@ import torch
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from procap.models.caption_decoder import Past
 from procap.models.encoder_decoder import EncoderDecoder
-from procap.shapes import Float, Tensor, Words
+from procap.shapes import Float, Int, Tensor, Words
 
 Ids = tuple[int, ...]
 """Words, marks left out."""
@@ -20,7 +20,7 @@ def padded(sentences: Sequence[Ids], device: torch.device) -> Words:
     return torch.tensor(rows, dtype=torch.long, device=device).reshape(len(sentences), length)
 
 
-def log_chances(network: EncoderDecoder, words: Words, memory: Past) -> Float[Tensor, "b l"]:
+def log_chances(network: EncoderDecoder, words: Words, memory: Past) -> Float[Tensor, "b l-1"]:
     """Log-probability of every word but [BOS] after those before it, among the words that decoding chooses from.
 
     0 at [PAD]. Their sum is the log-probability of the sentence.
@@ -33,7 +33,7 @@ def log_chances(network: EncoderDecoder, words: Words, memory: Past) -> Float[Te
     return chances.where(following != PAD, 0.0)
 
 
-def log_chance_of_any(network: EncoderDecoder, sentences: Words, memory: Past) -> Float[Tensor, " b"]:
+def log_chance_of_any(network: EncoderDecoder, sentences: Int[Tensor, "ways l"], memory: Past) -> Float[Tensor, " b"]:
     """For each pair the log-probability that one of these sentences, all different, is said of it."""
     b, s = memory[0][0].shape[0], len(sentences)
     wide = [(keys.repeat_interleave(s, 0), values.repeat_interleave(s, 0)) for keys, values in memory]

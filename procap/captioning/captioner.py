@@ -17,13 +17,11 @@ from procap.captioning.pairs import Picture, read_pair
 from procap.datasets.images import resize
 from procap.datasets.vocabulary import SPECIALS, UNK
 from procap.models.encoder_decoder import EncoderDecoder
-from procap.shapes import Bool, Float, Tensor, UInt8, Words
+from procap.shapes import Bool, Float, Tensor, Words
 from procap.training.bundle import Bundle
 
 LONGEST_SIDE = 512
 """Of maps, in pixels; those of larger pictures are reduced in proportion."""
-
-Pixels = UInt8[np.ndarray, "h w 3"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class PictureCaptioner:
             yield from self._caption(read, explain, beams)
 
     @torch.no_grad()
-    def _caption(self, pairs: Sequence[tuple[Pixels, Pixels]], explain: bool, beams: int) -> list[Caption]:
+    def _caption(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], explain: bool, beams: int) -> list[Caption]:
         bundle, side = self.bundle, self.about.image_size
         ends = tuple(np.stack([resize(picture, side) for picture in column]) for column in zip(*pairs, strict=True))
         features = bundle.features(*ends)

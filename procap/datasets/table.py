@@ -59,7 +59,7 @@ _DO = "mend the table; `procap import table --help` shows an example and explain
 def read(folder: Path) -> Reading:
     """Every pair in order of its first row. Raises BadInput that names the row."""
     path = _table(folder)
-    rows = list(_rows(path))
+    rows = [(where, whole(row)) for where, row in table_rows(path)]
     if not rows:
         raise BadInput("the table has no rows", where=str(path), expected="a row per caption", do=_DO)
     columns = dict.fromkeys(column for _, row in rows for column in row)
@@ -184,8 +184,22 @@ def _text(row: Mapping[str, Any], column: str, where: str) -> str | None:
     return str(value).strip() or None
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, the row)."""
+Row = dict[str, Any] | BadInput
+"""Cells by column, or what is wrong with a row that has none."""
+
+
+def whole(row: Row) -> dict[str, Any]:
+    """The row; raises what is wrong with it."""
+    if isinstance(row, BadInput):
+        raise row
+    return row
+
+
+def table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """(where it stands, the row) of a .csv, .tsv, .jsonl or .parquet file.
+
+    Raises BadInput where the file itself cannot be read.
+    """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from _parquet(path)
@@ -202,7 +216,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from (_jsonl if suffix == ".jsonl" else _csv)(path, text)
 
 
-def _csv(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv(path: Path, text: str) -> Iterator[tuple[str, Row]]:
     """Comma, semicolon or tab: whichever the first line has most of."""
     separator = max(",;\t", key=text.partition("\n")[0].count)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -215,32 +229,32 @@ def _csv(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(header):
-                raise BadInput(
+                yield where, BadInput(
                     f"the row has {len(row)} cells, the first line {len(header)}",
                     where=where,
                     expected="as many cells as columns; a sentence with a comma needs quotes around it",
                     do=_DO,
                 )
-            yield where, dict(zip(header, row, strict=True))
+            else:
+                yield where, dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise BadInput(f"no CSV: {error}", where=f"{path}, line {rows.line_num}", expected="CSV", do=_DO) from None
 
 
-def _jsonl(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _jsonl(path: Path, text: str) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}, line {number}"
         if not line.strip():
             continue
         try:
             row = json.loads(line)
+            problem = None if isinstance(row, dict) else f"a {type(row).__name__}"
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"no JSON: {error}", where=where, expected="an object per line", do=_DO) from None
-        if not isinstance(row, dict):
-            raise BadInput(f"a {type(row).__name__}", where=where, expected="an object per line", do=_DO)
-        yield where, row
+            problem = f"no JSON: {error}"
+        yield where, BadInput(problem, where=where, expected="an object per line", do=_DO) if problem else row
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
     import pyarrow
     import pyarrow.parquet
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
+from procap.captioners.explanation import Explanation
 from procap.datasets.pairs import UNKNOWN_CHANGE
-from procap.evaluation.embedded import picture
+from procap.evaluation.explained import explained
 from procap.evaluation.metrics import NAMES
 from procap.evaluation.page_template import TEMPLATE
 from procap.evaluation.scores import TYPES, Told
@@ -22,19 +23,42 @@ class Example:
     told: Told
     before: UInt8[np.ndarray, "h w 3"]
     after: UInt8[np.ndarray, "h w 3"]
-    imagined: UInt8[np.ndarray, "k h2 w2 3"] | None
-    """What the captioner imagines between them."""
+    words: tuple[str, ...]
+    chances: tuple[float, ...]
+    """Of the words, each after those before it; empty where nobody knows."""
+    change: float | None
+    """The probability that anything changed, as the captioner has it."""
+    why: Explanation | None
 
 
-def choose(told: Sequence[Told], count: int) -> list[int]:
-    """Numbers of up to ``count`` pairs: the types in turn, of each right and wrong ones in turn, first ones first."""
-    columns = []
-    for kind in TYPES:
-        of = [(number, one.right) for number, one in enumerate(told) if one.actual == kind]
-        halves = zip_longest([n for n, right in of if right], [n for n, right in of if not right])
-        columns.append([number for number in chain.from_iterable(halves) if number is not None])
-    turns = [number for turn in zip_longest(*columns) for number in turn if number is not None]
-    return sorted(turns[:count], key=lambda number: (TYPES.index(told[number].actual), number))
+GALLERIES = {
+    "Best": "The types in turn, of each the pair whose sentence is nearest to its references.",
+    "Worst": "The types in turn, of each the pair whose sentence is furthest from its references.",
+    "Random": "Drawn by the seed from all that remain.",
+}
+
+
+def choose(
+    told: Sequence[Told], scores: Mapping[str, float], count: int, generator: np.random.Generator
+) -> dict[str, list[int]]:
+    """Numbers of up to ``count`` different pairs, a third for each of GALLERIES.
+
+    ``scores`` (CIDEr by pair, where it is known) orders pairs after whether they are right, and before probability.
+    """
+    worst_first = sorted(
+        range(len(told)), key=lambda n: (told[n].right, scores.get(told[n].id, 0.0), told[n].probability)
+    )
+    best = _in_turn(told, worst_first[::-1])[: (count + 2) // 3]
+    worst = _in_turn(told, [n for n in worst_first if n not in best])[: (count + 1) // 3]
+    rest = [n for n in range(len(told)) if n not in {*best, *worst}]
+    drawn = generator.choice(rest, min(len(rest), count // 3), replace=False).tolist() if rest else []
+    return dict(zip(GALLERIES, (best, worst, sorted(drawn)), strict=True))
+
+
+def _in_turn(told: Sequence[Told], order: Sequence[int]) -> list[int]:
+    """Pairs in this order, but the change types by turns."""
+    columns = [[n for n in order if told[n].actual == kind] for kind in TYPES]
+    return [n for turn in zip_longest(*columns) for n in turn if n is not None]
 
 
 def page(
@@ -43,9 +67,9 @@ def page(
     selection: str,
     table: Mapping[str, Any],
     confusion: Mapping[str, Mapping[str, int]],
-    examples: Sequence[Example],
+    galleries: Mapping[str, Sequence[Example]],
 ) -> str:
-    """The page of ``metrics.json`` (``table``), how often each type was taken for which, and the chosen pairs.
+    """The page of ``metrics.json`` (``table``), how often each type was taken for which, and GALLERIES of pairs.
 
     ``selection`` is the split that picked the weights.
     """
@@ -61,7 +85,10 @@ def page(
         types=_types(table),
         confusion=_confusion(confusion),
         skipped=sorted(table["skipped"].items()),
-        examples=[_card(one) for one in examples],
+        galleries=[
+            {"name": name, "about": GALLERIES[name], "cards": [_card(one) for one in examples]}
+            for name, examples in galleries.items()
+        ],
     )
 
 
@@ -112,22 +139,46 @@ def _confusion(counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 def _card(one: Example) -> dict[str, Any]:
     told = one.told
-    if told.right:
-        verdict, mark = "right", "right"
-    elif told.detected:
-        verdict, mark = f"says {told.parsed}", "half"
-    else:
-        verdict, mark = "a change missed" if told.actual != "none" else "a change that is not there", "wrong"
-    imagined = [] if one.imagined is None else list(one.imagined)
+    verdict, mark = _verdict(told)
     return {
         "id": told.id,
         "actual": "some change" if told.actual == UNKNOWN_CHANGE else told.actual,
         "verdict": verdict,
         "mark": mark,
-        "sentence": told.sentence,
         "probability": f"{told.probability:.3g}",
+        "change": None if one.change is None else f"{one.change:.3g}",
         "references": told.references,
-        "before": picture(one.before),
-        "imagined": [picture(frame) for frame in imagined],
-        "after": picture(one.after),
+        "view": explained(one.before, one.after, one.words, one.chances, one.why),
     }
+
+
+def _verdict(told: Told) -> tuple[str, str]:
+    """In words, and as a badge's look."""
+    if told.right:
+        return "right", "right"
+    if told.detected:
+        return f"says {told.parsed}", "half"
+    return "a change missed" if told.actual != "none" else "a change that is not there", "wrong"
+
+
+def sheet(examples: Sequence[Example], side: int = 128) -> Any:
+    """A PIL image with a line per pair: before, what was imagined, after; what is said of it, and a reference."""
+    from PIL import Image, ImageDraw
+
+    strips = [[one.before, *(() if one.why is None else one.why.frames[1:-1]), one.after] for one in examples]
+    width = max(map(len, strips), default=2) * (side + 2)
+    picture = Image.new("RGB", (width + 420, max(1, len(examples)) * (side + 4)), "white")
+    draw = ImageDraw.Draw(picture)
+    for number, (one, strip) in enumerate(zip(examples, strips, strict=True)):
+        top = number * (side + 4)
+        for column, pixels in enumerate(strip):
+            large = Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)
+            picture.paste(large, (column * (side + 2), top))
+        change = "" if one.change is None else f"   any change: {one.change:.2f}"
+        lines = [
+            f"{one.told.id}  {one.told.actual}{change}",
+            f"{_verdict(one.told)[0]}: {one.told.sentence}",
+            *one.told.references[:3],
+        ]
+        draw.multiline_text((width + 10, top + 4), "\n".join(lines), fill="black", spacing=5)
+    return picture

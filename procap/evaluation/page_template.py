@@ -1,5 +1,8 @@
 """The text around what ``page`` shows, for jinja2 with escaping on."""
 
+from procap.evaluation.explained_template import MACRO
+from procap.evaluation.explained_template import STYLE as EXPLAINED_STYLE
+
 STYLE = """
 :root { --ink: #1d2433; --soft: #5d6779; --line: #e2e6ee; --ground: #f5f6f9; --card: #fff;
         --blue: 47, 99, 199; --right: #1a7f4b; --half: #9a6200; --wrong: #b3261e; }
@@ -52,7 +55,8 @@ figcaption { font-size: .75rem; color: var(--soft); text-align: center; margin-t
 """
 
 TEMPLATE = (
-    """<!doctype html>
+    MACRO
+    + """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -60,6 +64,7 @@ TEMPLATE = (
 <title>{{ captioner }} on {{ corpus }}</title>
 <style>"""
     + STYLE
+    + EXPLAINED_STYLE
     + """</style>
 </head>
 <body>
@@ -114,32 +119,28 @@ TEMPLATE = (
 {% endfor %}
 </ul>
 {% endif %}
-{% if examples %}
+{% for gallery in galleries if gallery.cards %}
 
-<h2>Pairs, some that it got right and some that it got wrong of each type</h2>
+<h2>{{ gallery.name }}</h2>
+<p class="soft">{{ gallery.about }}</p>
 <div class="pairs">
-{% for one in examples %}
-<article class="pair">
+{% for one in gallery.cards %}
+<article class="pair explained">
 <header><span>{{ one.id }}</span><span>true change: <b>{{ one.actual }}</b></span></header>
-<div class="strip">
-<figure><img alt="before" src="{{ one.before }}"><figcaption>before</figcaption></figure>
-{% for frame in one.imagined %}
-<figure class="imagined"><img alt="imagined" src="{{ frame }}">
-<figcaption>imagined {{ loop.index }}</figcaption></figure>
-{% endfor %}
-<figure><img alt="after" src="{{ one.after }}"><figcaption>after</figcaption></figure>
-</div>
-<div class="said">{{ one.sentence or "(no words)" }} <span class="badge {{ one.mark }}">{{ one.verdict }}</span></div>
-<div class="soft">probability of this sentence {{ one.probability }}; references:</div>
+{{ explained(one.view) }}
+<div class="said">{{ sentence(one.view) }} <span class="badge {{ one.mark }}">{{ one.verdict }}</span></div>
+<div class="soft">probability of this sentence {{ one.probability }}
+{%- if one.change is not none %}, of any change {{ one.change }}{% endif %}; references:</div>
 <ul>
 {% for reference in one.references %}
 <li>{{ reference }}</li>
 {% endfor %}
 </ul>
+{{ slider(one.view) }}
 </article>
 {% endfor %}
 </div>
-{% endif %}
+{% endfor %}
 </main>
 </body>
 </html>

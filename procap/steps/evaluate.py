@@ -11,7 +11,8 @@ import numpy as np
 from procap.config import Params
 from procap.datasets.pairs import SHIFT, Pairs
 from procap.errors import BadInput
-from procap.evaluation.page import Example, choose, page
+from procap.evaluation.metrics import Scores
+from procap.evaluation.page import Example, choose, page, sheet
 from procap.evaluation.scores import Told, confusion, flat, predictions, score_all, summary, type_rows
 from procap.files import atomic_folder, file_digest, write_json, write_text
 from procap.report import Report, silent
@@ -32,8 +33,7 @@ def evaluate_bundle(
     page.html to ``target``; ``corpus`` is named on the page. Where the corpus has a split test_shift, metrics.json has
     the same numbers of it as ``shift``; nothing else knows of it.
     """
-    from procap.checkpoints.midpoints import load_midpoint
-    from procap.training.bundle import load_bundle
+    from procap.captioning.captioner import load_captioner
     from procap.training.runtime import start_runtime
 
     table_file = prepared / "pairs.parquet"
@@ -55,7 +55,8 @@ def evaluate_bundle(
         )
     hardware = params.hardware
     runtime = start_runtime(hardware.device, hardware.threads, hardware.precision)
-    bundle = load_bundle(bundle_folder, runtime.device, load_midpoint)
+    captioner = load_captioner(bundle_folder, str(runtime.device))
+    bundle = captioner.bundle
     told = _tell(params, pairs, bundle, report)
     report.note(f"scoring {len(told)} captions")
     scores = score_all(told)
@@ -68,17 +69,20 @@ def evaluate_bundle(
         report.note("the weights were picked on these very pairs (caption.selection: test), the numbers flatter them")
     for name, reason in sorted(table["skipped"].items()):
         report.note(f"{name}: {reason}")
-    examples = _examples(params, pairs, bundle, told)
+    galleries = _galleries(params, pairs, captioner, told, scores)
     with atomic_folder(target) as folder:
         write_json(folder / "metrics.json", table)
         write_json(folder / "predictions.json", predictions(told, scores))
         write_text(folder / "per_type.csv", _csv(type_rows(table)))
         rows = [["actual", "predicted"], *([one.actual, one.parsed] for one in told)]
         write_text(folder / "confusion.csv", _csv(rows))
-        shown = page(bundle.name, corpus, selection or "unknown", table, confusion(told), examples)
+        shown = page(bundle.name, corpus, selection or "unknown", table, confusion(told), galleries)
         write_text(folder / "page.html", shown)
     report.metrics(flat(table))
     report.picture("confusion.png", _confusion_figure(confusion(told)))
+    for gallery, examples in galleries.items():
+        if examples:
+            report.picture(f"{gallery.lower()}.png", sheet(examples))
     for name in ("metrics.json", "predictions.json", "per_type.csv", "confusion.csv", "page.html"):
         report.artifact(target / name)
 
@@ -102,18 +106,25 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, report: Report) -> list[Tol
     ]
 
 
-def _examples(params: Params, pairs: Pairs, bundle: Any, told: Sequence[Told]) -> list[Example]:
-    """The chosen pairs with their pictures and, where the captioner imagines any, the frames between."""
-    rows = np.array(choose(told, params.evaluate.pictures), dtype=np.int64)
-    if not len(rows):
-        return []
-    before, after = pairs.before(rows), pairs.after(rows)
-    size = params.evaluate.batch
-    imagined = [
-        bundle.imagine(before[start : start + size], after[start : start + size]) for start in range(0, len(rows), size)
-    ]
-    frames = [None] * len(rows) if imagined[0] is None else np.concatenate(imagined)
-    return [Example(told[row], before[place], after[place], frames[place]) for place, row in enumerate(map(int, rows))]
+def _galleries(
+    params: Params, pairs: Pairs, captioner: Any, told: Sequence[Told], scores: Scores
+) -> dict[str, list[Example]]:
+    """The chosen pairs with their pictures and why the captioner says what it says."""
+    generator = np.random.default_rng(params.seed)
+    chosen = choose(told, scores.pairs.get("CIDEr", {}), params.evaluate.pictures, generator)
+    rows = np.array([row for numbers in chosen.values() for row in numbers], dtype=np.int64)
+    before, after = (list(pictures) if len(rows) else [] for pictures in (pairs.before(rows), pairs.after(rows)))
+    said = captioner.stream(
+        zip(before, after, strict=True), params.evaluate.batch, explain=True, beams=params.evaluate.beams
+    )
+    shown = {
+        row: Example(
+            told[row], before[place], after[place], one.words, one.word_probabilities, one.change_probability,
+            one.explanation,
+        )
+        for (place, row), one in zip(enumerate(rows.tolist()), said, strict=True)
+    }  # fmt: skip
+    return {name: [shown[row] for row in numbers] for name, numbers in chosen.items()}
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:

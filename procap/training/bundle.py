@@ -189,7 +189,7 @@ def load_bundle(
     ``load_midpoint`` is for captioners that see interpolated frames. Raises BadInput for a missing, changed or
     foreign file.
     """
-    _check_manifest(folder)
+    check_manifest(folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if settings["format"] != FORMAT:
         raise BadInput(
@@ -217,7 +217,8 @@ def load_bundle(
     )
 
 
-def _check_manifest(folder: Path) -> None:
+def check_manifest(folder: Path) -> None:
+    """Raises BadInput for a folder that is no bundle, or whose files are not what was written."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
         raise BadInput(

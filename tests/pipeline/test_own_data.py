@@ -33,7 +33,7 @@ def test_own_pairs_become_a_model_with_three_commands(tmp_path):
 
     assert read_json(folder / "data" / "prepare" / "summary.json")["pairs"]["train"]["all"] == 16
     ends = [str(own / end / "0.jpg") for end in ("before", "after")]
-    assert run(folder, "procap", "caption", *ends, "--bundle", "data/caption/static/bundle").strip()
+    assert run(folder, "procap", "caption", *ends, "--model", "data/caption/static/bundle").strip()
     known = subprocess.run(
         ["git", "status", "--short", "data/raw"], cwd=folder, capture_output=True, text=True, check=True
     ).stdout

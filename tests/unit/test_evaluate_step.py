@@ -2,7 +2,6 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from procap.captioners.explanation import Explanation
 from procap.config import load_params
 from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, Pairs
 from procap.errors import BadInput
@@ -24,29 +24,33 @@ FILES = {"metrics.json", "per_type.csv", "confusion.csv", "predictions.json", "p
 SENTENCES = ["the red ball turned blue", "nothing has changed", "the ball is in another place", "the red ball moved"]
 
 
-@dataclass(frozen=True)
-class Caption:
-    text: str
-    probability: float
-
-
-class StubBundle:
-    """Says ``sentences`` in turn, whatever it sees, and remembers what it was asked."""
+class StubCaptioner:
+    """Says ``sentences`` in turn, whatever it sees, and remembers what it was asked; explains what it imagines."""
 
     name = "procap"
 
     def __init__(self, sentences: Iterator[str], frames: int) -> None:
         self.sentences, self.frames, self.asked = sentences, frames, []
         self.provenance: dict[str, str] = {}
+        self.bundle = self
+        self.explained = 0
 
     def caption(self, before, after, *, beams, generator):
         assert isinstance(generator, torch.Generator)
         assert before.dtype == after.dtype == np.uint8
         self.asked.append((before, after, beams))
-        return [Caption(next(self.sentences), 0.1234567) for _ in before]
+        return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]
 
-    def imagine(self, before, after):
-        return np.stack([before] * self.frames, axis=1) if self.frames else None
+    def stream(self, pairs, batch, *, explain, beams):
+        assert (batch, explain, beams) == (7, True, 3)
+        for before, after in pairs:
+            self.explained += 1
+            maps = np.ones((2, 2, 16, 16), np.float32)
+            frames = np.stack([before, *[before] * self.frames, after])
+            why = Explanation(*maps, np.ones((2, len(frames)), np.float32), maps[0, 0], frames)
+            yield SimpleNamespace(
+                words=("two", "words"), word_probabilities=(0.5, 0.5), change_probability=None, explanation=why
+            )
 
 
 class Listener(Silent):
@@ -90,10 +94,10 @@ def no_java(monkeypatch):
 def bundled(monkeypatch, params):
     """Put a stub in the place of the trained bundle."""
 
-    def put(sentences, frames=0) -> StubBundle:
-        bundle = StubBundle(iter(sentences), frames)
-        stub = SimpleNamespace(load_bundle=lambda folder, device, load_midpoint: bundle)
-        monkeypatch.setitem(sys.modules, "procap.training.bundle", stub)
+    def put(sentences, frames=0) -> StubCaptioner:
+        bundle = StubCaptioner(iter(sentences), frames)
+        stub = SimpleNamespace(load_captioner=lambda folder, device: bundle)
+        monkeypatch.setitem(sys.modules, "procap.captioning.captioner", stub)
         runtime = SimpleNamespace(start_runtime=lambda *_: SimpleNamespace(device=torch.device("cpu")))
         monkeypatch.setitem(sys.modules, "procap.training.runtime", runtime)
         return bundle
@@ -128,7 +132,8 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     assert set(table["skipped"]) == {"METEOR", "SPICE", "PTBTokenizer"}
     assert any("METEOR" in note for note in listener.notes)
     assert listener.numbers["per_type/move/accuracy"] == table["per_type"]["move"]["accuracy"]
-    assert listener.pictures == ["confusion.png"]
+    assert listener.pictures == ["confusion.png", "best.png", "worst.png", "random.png"]
+    assert bundle.explained == params.evaluate.pictures
     assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
     assert {beams for _, _, beams in bundle.asked} == {3}
     np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())

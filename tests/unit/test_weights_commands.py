@@ -66,7 +66,7 @@ def pictures():
 def test_a_released_captioner_becomes_a_bundle_that_says_the_same(stage2, vqgan, released, pictures, tmp_path):
     out = tmp_path / "bundle"
     printed = call("import-weights", released[0], "--kind", "stage2", "--vocabulary", released[1], "--out", out)
-    assert f"--bundle {out}" in " ".join(printed.split())
+    assert f"--model {out}" in " ".join(printed.split())
     bundle = load_bundle(out)
     assert bundle.name == "procap"
     assert bundle.vqgan.config == RAW
