@@ -28,7 +28,7 @@ def heat(values: Float[np.ndarray, "h w"], colours: tuple[tuple[int, ...], tuple
     ramp = np.linspace(*np.array(colours, np.float64), LEVELS)  # type: ignore[call-overload]
     levels.putpalette(np.rint(ramp).astype(np.uint8).tobytes())
     out = io.BytesIO()
-    alpha = np.rint(np.linspace(0, 1, LEVELS) ** 0.8 * 225).astype(np.uint8).tobytes()
+    alpha = np.rint(np.linspace(0, 1, LEVELS) ** 1.2 * 225).astype(np.uint8).tobytes()
     levels.save(out, "PNG", transparency=alpha, bits=8, optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
