@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 repro: setup ## data, training, evaluation, registration: everything that is stale (dvc repro)
-	dvc repro
+	procap repro
 	procap metrics
 
 test: setup ## the whole test suite

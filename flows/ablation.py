@@ -22,10 +22,12 @@ from flows.process import child_environment, end_families
 from flows.store import connect, experiment_id, tracking_uri, workspace_lock
 from flows.tables import HOME, Job, Table, base_params, chosen, jobs, read_table
 from flows.tracking import Tracker, flatten
+from flows.watching import elsewhere, watch
 from procap.config import check_params
 from procap.errors import BadInput
 from procap.evaluation.scores import flat
 from procap.files import write_json
+from procap.steps import STEPS
 
 Part = frozenset[str]
 """Digests of stages that the same jobs need."""
@@ -164,6 +166,8 @@ def make_worktree(root: Path, folder: Path, commit: str, job: Job, cache: Path) 
     write_params(folder / "params.yaml", job.params, source=f"row '{job.row.name}'")
     _share_cache(root, folder, cache)
     _bring_corpus(root, folder, Path("data/raw") / job.params["dataset"]["name"])
+    _bring_files(root, folder, job.params)
+    watch(folder, job.params)
     there = plan_digests(folder, job.target, job.params)
     if other := [stage for stage, digest in job.digests.items() if there.get(stage) != digest]:
         raise BadInput(
@@ -191,6 +195,15 @@ def _bring_corpus(root: Path, folder: Path, corpus: Path) -> None:
     elif (root / corpus).exists() and not (folder / corpus).exists():
         (folder / corpus).parent.mkdir(parents=True, exist_ok=True)
         (folder / corpus).symlink_to((root / corpus).resolve())
+
+
+def _bring_files(root: Path, folder: Path, params: Mapping[str, Any]) -> None:
+    """Link what the parameters name by a path within the workspace, where git did not bring it."""
+    for step in STEPS:
+        for path in elsewhere(root, step, params).values():
+            if not (folder / path).exists():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).symlink_to((root / path).resolve())
 
 
 def _cache_folder(root: Path) -> Path:

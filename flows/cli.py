@@ -59,10 +59,14 @@ def repro(
     targets: Annotated[list[str] | None, typer.Argument(help="Steps or stages; all, if none is named.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run them even if nothing changed.")] = False,
 ) -> None:
-    """Bring the pipeline up to date: `dvc repro`, after a look at params.yaml."""
+    """Bring the pipeline up to date: `dvc repro`, after a look at params.yaml.
+
+    Files that params.yaml names, checkpoints for example, become dependencies of their stages in dvc.yaml.
+    """
+    from flows.watching import watch
     from procap.config import load_params
 
-    load_params(Path("params.yaml"))
+    watch(Path.cwd(), load_params(Path("params.yaml")).model_dump(by_alias=True))
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     words = [sys.executable, "-m", "dvc", "repro", *(["--force"] if force else []), *(targets or [])]
     sys.stdout.flush()

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from flows.watching import elsewhere, without
 from procap.errors import BadInput
 
 CODE = ".py"
@@ -29,6 +31,8 @@ class Declaration:
     deps: tuple[str, ...]
     params: dict[str, Any]
     outs: tuple[str, ...]
+    elsewhere: Mapping[str, str]
+    """{parameter: path} of the files that no stage makes; they are not among ``deps``."""
 
 
 def stage_name(step: str, captioner: str | None = None) -> str:
@@ -39,6 +43,12 @@ def stage_name(step: str, captioner: str | None = None) -> str:
 def read_yaml(path: Path) -> Any:
     """A YAML file as plain values, not to be changed; an absent file is an empty mapping."""
     return _parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def read_stages(root: Path) -> Any:
+    """The stages of ``dvc.yaml`` without what parameters name from elsewhere: the same whatever they name."""
+    path = root / "dvc.yaml"
+    return _parse(without(path.read_text(encoding="utf-8"))).get("stages", {}) if path.exists() else {}
 
 
 @lru_cache(maxsize=8)
@@ -63,7 +73,7 @@ def declaration(root: Path, name: str, params: Mapping[str, Any] | None = None) 
     """
     params = read_yaml(root / "params.yaml") if params is None else params
     step, _, captioner = name.partition("@")
-    stage = read_yaml(root / "dvc.yaml").get("stages", {}).get(step)
+    stage = read_stages(root).get(step)
     if stage is None:
         raise BadInput(f"no stage '{step}'", where=str(root / "dvc.yaml"), expected="a stage per step", do="add it")
     values = {**params, "item": {"captioner": captioner}}
@@ -82,6 +92,7 @@ def declaration(root: Path, name: str, params: Mapping[str, Any] | None = None) 
         tuple(fill(dep) for dep in stage.get("deps", ())),
         {key: dotted(params, key) for key in stage.get("params", ())},
         tuple(map(fill, outs)),
+        elsewhere(root, step, params),
     )
 
 
@@ -97,10 +108,11 @@ def outputs(root: Path, name: str | None = None) -> dict[str, str]:
     }
 
 
-def inputs(root: Path, stage: Declaration) -> dict[str, str]:
+def inputs(root: Path, stage: Declaration, known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
     """{path: md5} of the data that goes into a stage: outputs of earlier ones, and corpora added with ``dvc add``.
 
     A dependency on a folder above some outputs stands for each of them; outputs of the stage itself are no inputs.
+    Files from elsewhere come under the name of their parameter; ``known`` has md5 of some.
     """
     own = outputs(root, stage.name)
     made = {path: md5 for path, md5 in outputs(root).items() if path not in own}
@@ -111,7 +123,7 @@ def inputs(root: Path, stage: Declaration) -> dict[str, str]:
         found |= {path: md5 for path, md5 in made.items() if _meet(path, dep)}
         for out in read_yaml(root / f"{dep}.dvc").get("outs", ()):
             found[dep] = out["md5"]
-    return found
+    return found | {key: known.get((root / path).resolve()) or _md5(root / path) for key, path in stage.elsewhere.items()}
 
 
 def _meet(one: str, other: str) -> bool:
@@ -124,7 +136,7 @@ def plan_digests(root: Path, target: str, params: Mapping[str, Any]) -> dict[str
 
     A digest covers what the result follows from: command, parameters, code, added corpora and the stages before.
     """
-    stages = read_yaml(root / "dvc.yaml").get("stages", {})
+    stages = read_stages(root)
     captioner = target.partition("@")[2]
     names = [stage_name(step, captioner if "matrix" in stage else None) for step, stage in stages.items()]
     declared = {name: declaration(root, name, params) for name in names}
@@ -145,6 +157,8 @@ def plan_digests(root: Path, target: str, params: Mapping[str, Any]) -> dict[str
                     if other != name and any(_meet(out, dep) for out in declared[other].outs for dep in data)
                 },
             }
+            if stage.elsewhere:
+                facts["elsewhere"] = {key: _md5(root / path) for key, path in stage.elsewhere.items()}
             found[name] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return found[name]
 
@@ -159,19 +173,36 @@ def stage_digest(root: Path, name: str, *, locked: bool = False) -> str:
     says of code and parameters. The two are equal for the run that made the present outputs.
     """
     stage = declaration(root, name)
+    known: dict[Path, str] = {}
     if locked:
         entry = read_yaml(root / "dvc.lock")["stages"][name]
+        known = {(root / dep["path"]).resolve(): dep.get("md5", "") for dep in entry.get("deps", ())}
         code = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", ()) if dep["path"].endswith(CODE)}
         params = entry.get("params", {}).get("params.yaml", {})
     else:
         code = {dep: _md5(root / dep) for dep in stage.deps if dep.endswith(CODE)}
         params = stage.params
-    facts = {"name": name, "params": params, "code": code, "data": inputs(root, stage)}
+    facts = {"name": name, "params": params, "code": code, "data": inputs(root, stage, known)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else ""
+    """As DVC writes it into ``dvc.lock``; nothing where there is no such file or folder."""
+    if not path.is_dir():
+        if not path.exists():
+            return ""
+        facts = path.stat()
+        return _md5_of_file(path, facts.st_mtime_ns, facts.st_size)
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+    listed = [{"md5": _md5(file), "relpath": name} for name, file in sorted(files.items())]
+    return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+@lru_cache(maxsize=1024)
+def _md5_of_file(path: Path, _changed: int, _size: int) -> str:
+    """Checkpoints are large, and plans ask for each of them many times."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def git_facts(root: Path) -> dict[str, str]:

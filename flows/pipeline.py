@@ -18,6 +18,8 @@ from flows.process import child_environment, stream
 from flows.results import read_scores
 from flows.stage import ON_ACCELERATOR
 from flows.store import connect, show_uri, tracking_uri, workspace_lock
+from flows.watching import watch
+from procap.config import load_params
 from procap.errors import BadInput
 from procap.steps import STEPS
 
@@ -77,6 +79,7 @@ def pipeline(targets: list[str] | None = None, overrides: dict[str, Any] | None 
         if overrides:
             changed = apply_overrides(root / "params.yaml", overrides)
             get_run_logger().info("params.yaml: changed %s", ", ".join(changed) or "nothing")
+        watch(root, load_params(root / "params.yaml").model_dump(by_alias=True))
         for step in steps:
             reproduce.with_options(tags={"gpu"} if step in ON_ACCELERATOR else set())(step)
         _show_results(root, str(runtime.flow_run.id))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.watching import watch
 from procap.errors import BadInput
 from procap.files import write_text
 
@@ -12,8 +13,13 @@ FOLDER = Path("infra/presets")
 
 
 def preset_names(root: Path) -> list[str]:
-    """The presets that this workspace has."""
-    return sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+    """The presets that this workspace has. Raises BadInput where it has none."""
+    found = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+    if not found:
+        raise BadInput(
+            "no presets are here", where=str(root / FOLDER), expected="the project's folder", do="run it there"
+        )
+    return found
 
 
 def describe_preset(root: Path, name: str) -> str:
@@ -77,6 +83,7 @@ def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str
     check_params(YAML(typ="safe").load(text.getvalue()), where=f"{path} with {source}")
     if changed:
         write_text(path, text.getvalue())
+    watch(path.parent, document)
     return changed
 
 

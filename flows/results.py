@@ -75,7 +75,7 @@ def findings_table(broken: Sequence[Finding]) -> Any:
             each.rule.severity,
             escape(each.rule.says),
             f"{each.unexpected} of {each.checked}",
-            escape(", ".join(each.ids[:3]) + more),
+            escape(", ".join(each.named[:3]) + more),
         )
     return table
 

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Any
 
 from flows.console import Everyone, Terminal
-from flows.lineage import stage_name
+from flows.lineage import read_yaml, stage_name
 from flows.store import QUIET
 from flows.tracking import Stopped, tracked
+from flows.watching import refuse_unwatched
 from procap.config import Params, load_params
 from procap.errors import BadInput
 from procap.report import Report
@@ -37,6 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
     listen_to_signals()
     try:
         params = load_params(Path("params.yaml"))
+        deps = read_yaml(Path("dvc.yaml")).get("stages", {}).get(asked.step, {}).get("deps", ())
+        refuse_unwatched(Path.cwd(), asked.step, params.model_dump(by_alias=True), deps)
         set_environment(params)
         if os.environ.get("PREFECT_API_URL"):
             from flows.stage_flow import as_flow

@@ -15,6 +15,8 @@ from procap.errors import BadInput
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+Elsewhere = Annotated[str, "elsewhere"]
+"""A file or folder that no step makes; what changes in it makes the step run again (``flows/watching.py``)."""
 
 CorpusName = Literal[
     "rendered",
@@ -117,7 +119,9 @@ class Prepare(Section):
     words: Annotated[int, Field(ge=6, le=128)] = Field(description="longest caption, its two marks included")
     min_count: Count = Field(description="a word seen fewer times in the training captions is [UNK]")
     limit: Count | None = Field(description="use only so many pairs of a corpus on disk; null: all")
-    vocabulary: str | None = Field(description="a released {word: number} file; null: count the training captions")
+    vocabulary: Elsewhere | None = Field(
+        description="a released {word: number} file; null: count the training captions"
+    )
     scenes: Scenes
 
 
@@ -142,11 +146,13 @@ class Interpolate(Section):
         description="rife: pre-trained network; vfiformer: the paper's, from checkpoint; crossfade: mixing pixels; "
         "truth: the renderer's own procedure; h5: read from files, as ProCap releases them"
     )
-    checkpoint: str | None = Field(
+    checkpoint: Elsewhere | None = Field(
         description="weights for method vfiformer, or for rife instead of the package's: a file, or a folder that "
         "`procap import-weights` wrote"
     )
-    h5: str | tuple[str, ...] | None = Field(description="a folder with .h5 files, or such files, for method h5")
+    h5: Elsewhere | tuple[Elsewhere, ...] | None = Field(
+        description="a folder with .h5 files, or such files, for method h5"
+    )
     frames: Literal[1, 3, 7, 15] = Field(description="l, synthetic frames between before and after (2^depth - 1)")
     batch: Count
     measured: Annotated[int, Field(ge=0)] = Field(
@@ -177,14 +183,14 @@ class Sample(Section):
     similarity: Literal["visual", "visual_text", "mixed", "random"] = Field(
         description="what equation 2 compares frames by; mixed: 0.7 visual_text and 0.3 visual; random: nothing"
     )
-    visual_checkpoint: str | None = Field(
+    visual_checkpoint: Elsewhere | None = Field(
         description="folder of a DINO-type ViT, read by transformers; null: the packaged EfficientNet-Lite0"
     )
-    visual_text_checkpoint: str | None = Field(
+    visual_text_checkpoint: Elsewhere | None = Field(
         description="folder of a CLIP-type checkpoint, read by transformers; null: train a two-tower model here"
     )
     two_tower: TwoTowerSettings
-    scores: str | None = Field(
+    scores: Elsewhere | None = Field(
         description="released *_similarity_scores.json that gives the similarities; null: compute them"
     )
     temperature: Annotated[float, Field(gt=0)] = Field(
@@ -206,7 +212,7 @@ class Sample(Section):
 class Tokenizer(Section):
     """The VQGAN; sizes are ignored when ``checkpoint`` names one to import."""
 
-    checkpoint: str | None = Field(description="taming-transformers checkpoint to import; null: train one here")
+    checkpoint: Elsewhere | None = Field(description="taming-transformers checkpoint to import; null: train one here")
     channels: Annotated[int, Field(multiple_of=32, ge=32)] = Field(description="of the first level")
     multipliers: tuple[Count, ...] = Field(description="per level; each but the first halves the picture")
     blocks: Count = Field(description="residual blocks per level")
@@ -302,7 +308,7 @@ class Pretrain(Section):
     )
     msm_mean: Literal["places", "pairs"] = Field(description="over all hidden places (reference) or pair by pair first")
     validate_every: Count = Field(description="updates between two looks at the validation split")
-    checkpoint: str | None = Field(
+    checkpoint: Elsewhere | None = Field(
         description="folder that `procap import-weights --kind stage1` wrote, to take instead of training; null: train"
     )
 

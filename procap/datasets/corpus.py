@@ -193,3 +193,8 @@ def clean(sentences: Iterable[str], fewest_words: int = 1) -> tuple[tuple[str, .
 
 
 _WORD = re.compile(r"[^\W\d_]{2}")
+
+
+def says_nothing(sentence: str) -> bool:
+    """Whether a sentence has no word and no number, as "" and "!!!"."""
+    return not any(map(str.isalnum, sentence))

@@ -22,6 +22,7 @@ from procap.datasets.corpus import (
     Reading,
     inside,
     refuse,
+    says_nothing,
 )
 from procap.errors import BadInput
 
@@ -31,7 +32,7 @@ COLUMNS = {
     "caption": "a sentence; several sentences of a pair are several rows",
     "captions": "or all sentences at once: a list, in CSV with | between",
     "split": f"{', '.join(SPLITS)}; without it they are drawn",
-    "change_type": ", ".join((*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE)),
+    "change_type": f"{', '.join((*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE))} (texture is material)",
     "mask": "a picture, white where something changed; empty: unknown",
     "id": "a name of the pair; without it pairs are numbered",
 }
@@ -155,6 +156,8 @@ def _captions(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     captions = tuple(" ".join(sentence.split()) for sentence in value)
     if not captions or not all(captions):
         raise BadInput("a caption is empty", where=where, expected="a sentence in words", do=_DO)
+    if mute := next(filter(says_nothing, captions), None):
+        raise BadInput(f"the caption '{mute}' has no word", where=where, expected="a sentence in words", do=_DO)
     return captions
 
 

@@ -167,8 +167,8 @@ figure img { image-rendering: pixelated; }
 {% for each in broken %}
 <tr><td><span class="badge {{ "wrong" if each.rule.severity == "critical" else "half" }}">
 {{ each.rule.severity }}</span></td>
-<td>not so: {{ each.rule.says }}<div class="ids">{{ each.ids|join(", ") }}
-{{ "..." if each.offenders|length > each.ids|length }}</div></td>
+<td>not so: {{ each.rule.says }}<div class="ids">{{ each.named|join(", ") }}
+{{ "..." if each.offenders|length > each.named|length }}</div></td>
 <td class="number">{{ "{:,}".format(each.unexpected) }} of {{ "{:,}".format(each.checked) }}</td></tr>
 {% endfor %}
 </table>

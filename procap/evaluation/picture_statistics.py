@@ -1,5 +1,6 @@
 """What pictures look like, in a few numbers each: to find doubles under other bytes, and splits that differ."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -109,14 +110,32 @@ def _within(hashes: np.ndarray, homes: np.ndarray, bits: int) -> Iterator[tuple[
                 yield one[near], other[near]
 
 
-def drift(
-    features: Float[np.ndarray, "n f"], of: Bool[np.ndarray, " n"], base: Bool[np.ndarray, " n"]
-) -> Float[np.ndarray, " f"]:
-    """How far the means of some pictures are from those of others, in standard deviations of a picture.
+@dataclass(frozen=True)
+class Drift:
+    """How far the means of some pictures are from those of others, feature by feature. Our formulation."""
 
-    Less CERTAIN standard errors of that difference; 0 where it does not exceed them. Our formulation.
-    """
+    means: Float[np.ndarray, " f"]
+    base: Float[np.ndarray, " f"]
+    """Means of the others."""
+    spread: Float[np.ndarray, " f"]
+    """Standard deviation of a picture, 1/255 at least."""
+    chance: float
+    """CERTAIN standard errors of the difference, in standard deviations of a picture."""
+
+    @property
+    def distances(self) -> Float[np.ndarray, " f"]:
+        """In standard deviations, less what chance explains; 0 where it explains all."""
+        return np.maximum(0.0, np.abs(self.means - self.base) / self.spread - self.chance)
+
+    def bounds(self, most: float) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, " f"]]:
+        """Between which means the distance is ``most`` or less."""
+        room = (most + self.chance) * self.spread
+        return self.base - room, self.base + room
+
+
+def drift(features: Float[np.ndarray, "n f"], of: Bool[np.ndarray, " n"], base: Bool[np.ndarray, " n"]) -> Drift:
+    """Compare the pictures ``of`` with those of ``base``."""
     one, other = features[of], features[base]
     spread = np.sqrt((len(one) * one.var(axis=0) + len(other) * other.var(axis=0)) / (len(one) + len(other)))
-    distance = np.abs(one.mean(axis=0) - other.mean(axis=0)) / np.maximum(spread, 1 / 255)
-    return np.maximum(0.0, distance - CERTAIN * np.sqrt(1 / len(one) + 1 / len(other)))
+    chance = CERTAIN * math.sqrt(1 / len(one) + 1 / len(other))
+    return Drift(one.mean(axis=0), other.mean(axis=0), np.maximum(spread, 1 / 255), chance)

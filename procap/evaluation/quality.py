@@ -43,8 +43,15 @@ class Finding:
         """Of the first offending rows."""
         return list(self.offenders)[:LISTED]
 
+    @property
+    def named(self) -> list[str]:
+        """The first offending rows to read: pairs by their id, facts of the whole corpus with what was seen."""
+        if self.rule.table in ("pairs", "captions"):
+            return self.ids
+        return [f"{name} ({seen})" if (seen := self.offenders[name]) else name for name in self.ids]
+
     def __str__(self) -> str:
-        named = ", ".join(self.ids) + (", ..." if len(self.offenders) > LISTED else "")
+        named = ", ".join(self.named) + (", ..." if len(self.offenders) > LISTED else "")
         return f"{self.rule.says}; broken by {self.unexpected} of {self.checked}" + (f": {named}" if named else "")
 
 
@@ -57,7 +64,7 @@ def all_facts(pairs: Pairs, limits: Thresholds) -> dict[str, Any]:
         "captions": caption_facts(pairs, facts),
         "splits": split_facts(pairs),
         "types": type_facts(pairs),
-        "drift": drift_facts(pairs, seen),
+        "drift": drift_facts(pairs, seen, limits.drift),
     }
 
 
@@ -209,8 +216,11 @@ def type_facts(pairs: Pairs) -> Any:
     return pd.DataFrame({"id": list(kinds), "share": [count / sum(known) for count in known] if kinds else []})
 
 
-def drift_facts(pairs: Pairs, seen: Looks) -> Any:
-    """One row per feature of the pictures before in val and in test (as ``id``): how far from train they are."""
+def drift_facts(pairs: Pairs, seen: Looks, most: float) -> Any:
+    """One row per feature of the pictures before in val and in test (as ``id``): how far from train they are.
+
+    ``seen`` of a row is what to read: both means, and between which ones the distance would be ``most`` or less.
+    """
     import pandas as pd
 
     rows = pairs.table["before"].to_numpy()
@@ -218,13 +228,15 @@ def drift_facts(pairs: Pairs, seen: Looks) -> Any:
         split: np.isin(np.arange(len(seen.features)), rows[(pairs.table["split"] == split).to_numpy()])
         for split in SPLITS
     }
-    found = [
-        {"id": f"{split}: {feature}", "distance": round(float(distance), 4)}
-        for split in SPLITS[1:]
-        if of[split].any() and of["train"].any()
-        for feature, distance in zip(FEATURES, drift(seen.features, of[split], of["train"]), strict=True)
-    ]
-    return pd.DataFrame(found, columns=["id", "distance"])
+    found = []
+    for split in SPLITS[1:]:
+        if of[split].any() and of["train"].any():
+            between = drift(seen.features, of[split], of["train"])
+            columns = between.distances, between.means, between.base, *between.bounds(most)
+            for feature, distance, mean, base, low, high in zip(FEATURES, *columns, strict=True):
+                said = f"{mean:.3f} against {base:.3f} in train, {max(0.0, low):.3f} to {min(1.0, high):.3f} expected"
+                found.append({"id": f"{split}: {feature}", "distance": round(float(distance), 4), "seen": said})
+    return pd.DataFrame(found, columns=["id", "distance", "seen"])
 
 
 def judge(tables: dict[str, Any], rules: tuple[Rule, ...], docs: Path) -> list[Finding]:

@@ -167,7 +167,7 @@ def _of_the_whole(limits: Thresholds) -> tuple[Rule, ...]:
             f"pictures of val and test are like those of train (within {limits.drift:g} standard deviations)",
             *_at_most("distance", limits.drift),
             "warning",
-            detail="distance",
+            detail="seen",
         ),
     )
 

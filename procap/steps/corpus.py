@@ -10,7 +10,7 @@ from typing import Any
 
 from procap.datasets import raw
 from procap.datasets.corpora import CORPORA
-from procap.datasets.corpus import NO_CHANGE, SPLITS, UNKNOWN_CHANGE, Corpus, PairFiles, Reading, refuse
+from procap.datasets.corpus import NO_CHANGE, SPLITS, UNKNOWN_CHANGE, Corpus, PairFiles, Reading, refuse, says_nothing
 from procap.datasets.grouping import connect, draw_splits
 from procap.datasets.images import read_image, read_mask
 from procap.datasets.parallel import in_order
@@ -43,8 +43,8 @@ def read_corpus(folder: Path, name: str, limit: int | None = None) -> Reading:
     reading = replace(reading, pairs=tuple(map(_told, limited(reading.pairs, limit))), listed=reading.counts)
     twice = [name for name, count in Counter(pair.id for pair in reading.pairs).items() if count > 1]
     refuse(twice, "ids are there twice", folder, "an id per pair")
-    mute = [pair.id for pair in reading.pairs if not pair.captions or not all(each.strip() for each in pair.captions)]
-    refuse(mute, "pairs have no caption, or an empty one", folder, "a sentence for every pair")
+    mute = [pair.id for pair in reading.pairs if not pair.captions or any(map(says_nothing, pair.captions))]
+    refuse(mute, "pairs have no caption, or one without a word", folder, "a sentence for every pair")
     files = dict.fromkeys(path for pair in reading.pairs for path in files_of(pair))
     missing = [path.relative_to(folder).as_posix() for path in files if not path.is_file()]
     refuse(missing, "pictures are missing", folder, "every picture that has captions, or a link that leads to it")

@@ -86,6 +86,9 @@ TABLES = {
     "UTF-16": (lambda f: (f / "pairs.csv").write_bytes("before,after,caption".encode("utf-16")), "not UTF-8"),
     "zero bytes inside": (lambda f: edit(f, "before/1.jpg", "before/\0.jpg"), "NUL|no name of a file"),
     "an empty caption": (lambda f: edit(f, ROW, "before/1.jpg,after/1.jpg,  ,train"), "a caption is empty"),
+    "a caption without a word": (
+        lambda f: edit(f, ROW, ROW.replace("nothing has changed", "!!!")), "the caption '!!!' has no word",
+    ),
     "an unknown split": (lambda f: edit(f, ",train", ",training"), "unknown split 'training'"),
     "a split in some rows only": (lambda f: edit(f, ROW, ROW.removesuffix("train")), "1 pairs have no split"),
     "a split that leaks": (lambda f: shutil.copy(f / "before" / "0.jpg", f / "after" / "5.jpg"), "in several splits"),
@@ -247,6 +250,11 @@ PUBLISHED = [
     ("clevr_dc", change("captions.json", {"1": ["x"], "01.png": ["y"]}), "scene 1 is there twice"),
     ("clevr_dc", change("captions.json", {"1": "x"}), "no list of sentences"),
     ("clevr_dc", change("captions.json", {"77": ["x"]}), "in no split: 77"),
+    (
+        "clevr_dc",
+        change("captions.json", {str(number): ["it moved", "?!"] for number in range(layouts.PAIRS)}),
+        "6 pairs have no caption, or one without a word",
+    ),
     ("clevr_dc", change("type_mapping.json", {"grown": []}), "'grown' is no change type"),
     ("clevr_dc", lambda folder: shutil.rmtree(folder / "aft"), "no aft and no sc_images"),
     ("spot_the_diff", change("annotations/val.json", {}), "a dict at the top"),

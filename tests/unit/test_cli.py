@@ -6,19 +6,25 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli import SHEET_FRAMES, app
 from flows.console import Everyone, Terminal
 from flows.presets import apply_overrides, apply_preset, preset_names
 from flows.process import child_environment, end_family, stream
 from procap.config import load_params
+from procap.datasets.contact_sheet import GAP, LINE
+from procap.datasets.rendered import render_scene
 from procap.errors import BadInput
 from procap.report import Silent
+from procap.steps.prepare import corpus_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +54,14 @@ def test_a_preset_changes_its_values_and_nothing_else(project):
     assert len(changed) == 2
     assert all(old.partition("#")[2] == new.partition("#")[2] for old, new in changed), "comments stay"
     assert "nothing to change" in call("preset", "tiny").stdout
+
+
+def test_where_there_are_no_presets_none_are_listed_in_silence(project, monkeypatch):
+    monkeypatch.chdir(project / "infra")
+    for words in (["preset", "list"], ["preset", "tiny"]):
+        error = call(*words).exception
+        assert isinstance(error, BadInput)
+        assert (error.what, error.where) == ("no presets are here", str(project / "infra" / "infra" / "presets"))
 
 
 @pytest.mark.parametrize("text", ["caption:\n  stepz: 3\n", "caption:\n  steps: 0\n", "sample:\n  kept: 99\n", "- 1\n"])
@@ -242,6 +256,52 @@ def test_what_the_system_refuses_is_said_without_a_traceback(project, monkeypatc
     assert ended.value.code == 2
     assert "the system refuses: Not a directory" in said
     assert "data/scenes" in said
+
+
+@pytest.fixture
+def scenes(project):
+    """Scenes that take little time."""
+    apply_overrides(project / "params.yaml", {"prepare.image_size": 32, "prepare.scenes.samples": 1})
+    return corpus_settings(load_params(project / "params.yaml"))
+
+
+def test_a_sheet_shows_scenes_in_the_asked_size(project, scenes):
+    done = call("render", "--sheet", "sheet.png", "--width", "48", "--height", "20", "--count", "2")
+    assert done.exit_code == 0, done.output
+    assert "written: sheet.png" in done.stdout
+    with Image.open(project / "sheet.png") as sheet:
+        pixels = np.asarray(sheet)
+    tiles, lines = 1 + SHEET_FRAMES + 2, 2
+    assert pixels.shape == (lines * (20 + LINE + GAP), tiles * (48 + GAP) - GAP, 3)
+    for number in range(lines):
+        scene = render_scene(replace(scenes, size=(20, 48), truth=SHEET_FRAMES), number)
+        top = number * (20 + LINE + GAP) + LINE
+        line = [pixels[top : top + 20, left : left + 48] for left in range(0, pixels.shape[1], 48 + GAP)]
+        assert all(map(np.array_equal, line[1:-2], scene.truth[0]))
+        assert np.array_equal(line[-1], scene.distractor)
+        for tile, picture, mask in zip((line[0], line[-2]), (scene.before, scene.changed), scene.masks, strict=True):
+            other = (tile != picture).any(axis=-1)
+            assert (tile[other] == 255).all(), "all but the white outline"
+            assert other.any() == mask.any()
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"), [([], (32, 32)), (["--width", "48"], (48, 32)), (["--height", "48"], (32, 48))]
+)
+def test_scenes_are_written_in_the_asked_size_or_that_of_params(project, scenes, asked, size):
+    assert call("render", "out", "--count", "10", *asked).exit_code == 0
+    sizes = set()
+    for path in (project / "out").rglob("*.png"):
+        with Image.open(path) as picture:
+            sizes.add(picture.size)
+    assert sizes == {size}
+    assert len(list((project / "out" / "images").iterdir())) == 10
+
+
+def test_rendering_needs_a_place_that_is_free(project):
+    for words in ([], ["infra"]):
+        assert isinstance(call("render", *words).exception, BadInput)
+    assert call("render", "out", "--width", "481").exit_code == 2
 
 
 def test_servers_start_in_a_project_only(tmp_path, monkeypatch):

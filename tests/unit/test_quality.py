@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,10 @@ def test_a_split_that_looks_different_drifts(folder, spoil, expected):
     facts = all_facts(Pairs.read(folder), LIMITS)["drift"]
     drifted = facts.loc[facts["distance"] > LIMITS.drift, "id"].tolist()
     assert f"test: {expected}" in drifted
+    said = facts.set_index("id").at[f"test: {expected}", "seen"]
+    mean, base, low, high = map(float, re.findall(r"\d\.\d+", said))
+    assert not low <= mean <= high
+    assert low <= base <= high
     assert not [name for name in drifted if name.startswith("val")]
 
 
@@ -314,6 +319,9 @@ class TestWithGreatExpectations:
         assert ids["mask_size"] == [table.at[21, "id"]]
         assert ids["mask_values"] == ids["mask_large"] == [table.at[20, "id"]]
         assert {"test: red mean", "test: green mean"} <= set(ids["alike"])
+        (printed,) = (note for note in notes.notes if "standard deviations" in note)
+        assert re.search(r"test: red mean \(0\.\d+ against 0\.\d+ in train, 0\.\d+ to 0\.\d+ expected\)", printed)
+        assert "drop (0.0)" in next(note for note in notes.notes if "at least 0.05" in note)
         listed = pd.read_csv(tmp_path / "data" / "validate" / "findings.csv", keep_default_na=False)
         for name, rule in found.items():
             assert listed.loc[listed["rule"] == name, "id"].tolist()[:10] == rule["ids"], name
@@ -322,6 +330,7 @@ class TestWithGreatExpectations:
         card = (tmp_path / "data" / "validate" / "card.html").read_text()
         assert "no picture has a double in another split" in card
         assert "not so: ids are unique" in card
+        assert "test: red mean (0." in card
         assert ids["picture_missing"] == [table.at[8, "id"]]
         assert table.at[9, "id"] in ids["sizes_differ"]
         assert ids["mask_missing"] == [table.at[10, "id"]]
