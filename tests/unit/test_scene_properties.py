@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from procap.datasets.scenes.change import change_masks, moment
 from procap.datasets.scenes.raytrace import render, visibility
-from procap.datasets.scenes.scene import SceneSettings
-from procap.datasets.scenes.solids import SHAPES, View
+from procap.datasets.scenes.scene import CAMERA, Scene, SceneSettings
+from procap.datasets.scenes.solids import SHAPES, Lamp, View
 from procap.datasets.scenes.story import Story, tell
 from procap.evaluation.change_words import change_type
 from tests.unit.test_scenes import meant
@@ -89,6 +89,19 @@ def test_the_procedure_is_continuous(number, t):
     assert steps[2] < 0.05
 
 
+def test_camera_and_lamps_travel_evenly_and_the_camera_the_short_way_round():
+    eyes = (-6.0, 1.0, 5.0), (-6.0, -1.5, 4.0)  # the angle jumps from pi to -pi between them
+    before, after = (
+        Scene((), replace(CAMERA, eye=eye), (Lamp((1.0 + n, 2.0 - n, 5.0), 1.0 + n, 10.0 + 8 * n),))
+        for n, eye in enumerate(eyes)
+    )
+    for t in (0.25, 0.5, 0.75):
+        view = moment(before, after, (), t)
+        assert view.lamps == (Lamp((1 + t, 2 - t, 5.0), 1 + t, 10 + 8 * t),)
+        assert max(math.dist(view.camera.eye, eye) for eye in eyes) < math.dist(*eyes)
+        assert view.camera.eye[2] == 5 - t
+
+
 @few
 @given(numbers, times)
 def test_what_the_captions_do_not_name_stays_as_it_was(number, t):
@@ -153,6 +166,7 @@ def test_hard_scenes_are_hard():
     stories = [tell(8, number, MOVING) for number in range(20)]
     assert {len(story.changes) for story in stories} == {1, 2, 3}
     assert max(abs(math.degrees(s.before.facing - s.distractor.facing)) for s in stories) > 25
+    assert np.ptp([thing.scale for story in stories for thing in story.before.objects]) > 0.2
     shares = [found.seen / found.whole for found in (visibility(story.before.view()) for story in stories)]
     assert min(share.min() for share in shares) < 0.7, "hidden more than easy scenes allow"
 
@@ -166,13 +180,14 @@ def test_the_shift_is_never_seen_in_the_other_scenes():
         seen.append(
             (
                 {len(scene.objects) for scene in scenes},
-                {abs(round(math.degrees(scene.facing))) for scene in scenes},
+                {round(math.degrees(scene.facing)) for scene in scenes},
                 {(o.shape, o.color) for scene in scenes for o in scene.objects if o.shape != "sphere"},
             )
         )
     (counts, angles, looks), (other_counts, other_angles, other_looks) = seen
     assert max(counts) < min(other_counts)
-    assert max(angles) < 20 < 40 < min(other_angles)
+    assert max(map(abs, angles)) < 20 < 40 < min(map(abs, other_angles))
+    assert min(other_angles) < 0 < max(other_angles), "to both sides"
     assert not looks & other_looks
     assert {color for _, color in looks} == {color for _, color in other_looks}, "every word is known"
 

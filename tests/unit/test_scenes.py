@@ -8,10 +8,24 @@ import numpy as np
 import pytest
 
 from procap.datasets.rendered import CorpusSettings, render_scene, split_of
-from procap.datasets.scenes.change import CHANGES, kind_of, procedure
-from procap.datasets.scenes.language import RELATIONS, refer, stands
+from procap.datasets.scenes.change import CHANGES, apply_changes, kind_of, procedure
+from procap.datasets.scenes.language import CLEAR, RELATIONS, refer, stands
 from procap.datasets.scenes.raytrace import render
-from procap.datasets.scenes.scene import COLORS, MATERIALS, SIZES, SceneSettings, all_visible, apart, sample_objects
+from procap.datasets.scenes.scene import (
+    CAMERA,
+    COLORS,
+    LAMPS,
+    MATERIALS,
+    REACH,
+    SIZES,
+    Object,
+    SceneSettings,
+    all_visible,
+    apart,
+    jittered,
+    place,
+    sample_objects,
+)
 from procap.datasets.scenes.solids import SHAPES
 from procap.datasets.scenes.story import tell
 from procap.errors import BadInput
@@ -50,6 +64,9 @@ def test_objects_stand_apart_and_all_can_be_seen(stories):
             assert all(apart(a, b) for i, a in enumerate(scene.objects) for b in scene.objects[:i])
             assert all_visible(scene, settings)
         assert settings.objects[0] <= len(story.before.objects) <= settings.objects[1]
+    counts = [[len(story.before.objects) for story in part] for part in (stories[:60], stories[60:])]
+    assert [{min(of), max(of)} for of in counts] == [set(STILL.objects), set(CROWDED.objects)]
+    assert len({thing.rotation for story in stories for thing in story.before.objects}) > 200, "turned at random"
 
 
 def test_exactly_the_named_thing_changes(stories):
@@ -75,10 +92,12 @@ def test_jitter_moves_camera_and_lamps_within_its_bounds_and_zero_leaves_them(st
         scenes = (story.before, story.changed, story.distractor)
         eyes = np.array([scene.camera.eye for scene in scenes])
         powers = np.array([[lamp.power for lamp in scene.lamps] for scene in scenes])
+        places = np.ptp([[lamp.position for lamp in scene.lamps] for scene in scenes], axis=0).max()
         spread = np.ptp(eyes, axis=0).max(), (powers.max(0) / powers.min(0)).max() - 1
         if len({scene.camera for scene in scenes}) == 1:
-            assert spread == (0, 0)
+            assert (*spread, places) == (0, 0, 0)
         else:
+            assert 0 < places <= CROWDED.light_jitter + 1e-3
             assert 0 < spread[0] <= CROWDED.camera_jitter + 1e-3
             assert 0 < spread[1] <= 1.15 / 0.85 - 1 + 1e-3
     assert stories[0].before.camera == stories[0].distractor.camera
@@ -117,6 +136,31 @@ def test_every_sentence_points_at_the_changed_object_and_no_other(stories):
             assert told == {getattr(new, change.kind)}
 
 
+def test_an_object_is_called_by_several_names(stories):
+    names = [{" ".join(w for w in sentence.split() if said([w])) for sentence in s.captions} for s in stories]
+    assert sum(len(each) > 1 for each in names) > len(names) / 3
+
+
+def test_changes_are_of_different_objects_in_places_of_their_own_and_no_move_in_disguise():
+    done = 0
+    for seed in range(1500):
+        rng = np.random.default_rng(seed)
+        objects = sample_objects(STILL, rng)
+        changed = apply_changes(("move", "add", "drop"), objects, STILL, rng) if objects else None
+        if changed is None:
+            continue
+        after, changes = changed
+        move, add, drop = changes
+        assert move.before != drop.before
+        others = [thing for number, thing in enumerate(objects) if number != move.before]
+        assert all(apart(after[move.after], other) for other in others), "nothing stands where another stood"
+        assert all(apart(after[add.after], other) for other in (*objects, *after[: add.after]))
+        gone, come = (replace(thing, x=0.0, y=0.0, rotation=0.0) for thing in (objects[drop.before], after[add.after]))
+        assert gone != come, "dropped here and added there would be a move"
+        done += 1
+    assert done > 1000
+
+
 def test_twins_are_told_apart_by_where_they_stand_or_not_at_all():
     draw = np.random.default_rng(0)
     told = 0
@@ -128,6 +172,7 @@ def test_twins_are_told_apart_by_where_they_stand_or_not_at_all():
         objects = (objects[0], twin, *objects[2:])
         for way in refer(0, objects):
             sentence = f"the {way.words(0, objects)} moved"
+            assert stands(objects[0], way.relation, objects[way.landmark_number], least=CLEAR), "by a clear margin"
             assert meant(sentence, objects) == [0], sentence
             assert any(f"{relation} the" in sentence for relation in RELATIONS)
             told += 1
@@ -204,6 +249,37 @@ def test_a_relation_is_judged_as_the_camera_sees_it():
     assert centre["left"][1] < centre["middle"][1]
     assert stands(front, "in front of", middle)
     assert centre["front"][0] > centre["middle"][0]
+
+
+@pytest.mark.parametrize("aside", [60.0, -90.0])
+def test_left_and_behind_are_what_a_turned_camera_sees(aside):
+    thing = Object("sphere", "small", "red", "rubber", 0.0, 0.0, 0.0)
+    things = [replace(thing, x=x, y=y) for x, y in ((-1.2, -0.9), (1.0, -1.1), (0.9, 1.2), (-1.1, 0.2))]
+    scene = jittered(tuple(things), STILL, np.random.default_rng(0), aside)
+    picture = render(scene.view(), 64, 1)
+    centres = [np.argwhere(picture.mask(number)).mean(axis=0) for number in range(len(things))]
+    told = 0
+    for (one, (row, column)), (other, (other_row, other_column)) in itertools.permutations(
+        zip(things, centres, strict=True), 2
+    ):
+        for relation, seen in (("left of", column < other_column), ("in front of", row > other_row)):
+            if stands(one, relation, other, scene.facing):
+                assert seen, relation
+                told += 1
+    assert told >= 8
+
+
+def test_crowded_scenes_get_more_room():
+    settings = replace(STILL, objects=(3, 16), light_jitter=0.0)
+    assert (STILL.stretch, settings.stretch) == (1, 2)
+    scene = jittered((), settings, np.random.default_rng(0))
+    assert scene.camera.eye == pytest.approx([2 * value for value in CAMERA.eye])
+    for lamp, usual in zip(scene.lamps, LAMPS, strict=True):
+        assert lamp.position == pytest.approx([2 * value for value in usual.position])
+        assert lamp.power == pytest.approx(4 * usual.power), "as bright as nearby"
+    spots = [place(Object("cube", "small", "red", "metal", 0.0, 0.0, 0.0), (), settings, rng) for rng in map(
+        np.random.default_rng, range(50))]  # fmt: skip
+    assert REACH < max(abs(spot.x) for spot in spots) <= 2 * REACH
 
 
 def test_too_many_objects_are_refused_with_advice(monkeypatch):
