@@ -123,7 +123,9 @@ def inputs(root: Path, stage: Declaration, known: Mapping[Path, str] = MappingPr
         found |= {path: md5 for path, md5 in made.items() if _meet(path, dep)}
         for out in read_yaml(root / f"{dep}.dvc").get("outs", ()):
             found[dep] = out["md5"]
-    return found | {key: known.get((root / path).resolve()) or _md5(root / path) for key, path in stage.elsewhere.items()}
+    for key, path in stage.elsewhere.items():
+        found[key] = known.get((root / path).resolve()) or _md5(root / path)
+    return found
 
 
 def _meet(one: str, other: str) -> bool:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from procap.datasets.rendered import CorpusSettings, render_scene, split_of
-from procap.datasets.scenes.change import CHANGES, apply_changes, kind_of, procedure
+from procap.datasets.scenes import change
+from procap.datasets.scenes.change import CHANGES, kind_of, procedure
 from procap.datasets.scenes.language import CLEAR, RELATIONS, refer, stands
 from procap.datasets.scenes.raytrace import render
 from procap.datasets.scenes.scene import (
@@ -141,24 +142,26 @@ def test_an_object_is_called_by_several_names(stories):
     assert sum(len(each) > 1 for each in names) > len(names) / 3
 
 
-def test_changes_are_of_different_objects_in_places_of_their_own_and_no_move_in_disguise():
+def test_changes_are_of_different_objects_in_places_of_their_own_and_no_move_in_disguise(monkeypatch):
     done = 0
-    for seed in range(1500):
+    for seed in range(80):
         rng = np.random.default_rng(seed)
-        objects = sample_objects(STILL, rng)
-        changed = apply_changes(("move", "add", "drop"), objects, STILL, rng) if objects else None
+        objects = sample_objects(STILL, rng) or ()
+        if not objects:
+            continue
+        twin = replace(objects[0], x=0.0, y=0.0)
+        monkeypatch.setattr(change, "sample_attributes", lambda *_, twin=twin: twin)
+        changed = change.apply_changes(("move", "add", "drop"), objects, STILL, rng)
         if changed is None:
             continue
-        after, changes = changed
-        move, add, drop = changes
+        after, (move, add, drop) = changed
         assert move.before != drop.before
+        assert drop.before != 0, "dropped here and added there would be a move"
         others = [thing for number, thing in enumerate(objects) if number != move.before]
         assert all(apart(after[move.after], other) for other in others), "nothing stands where another stood"
         assert all(apart(after[add.after], other) for other in (*objects, *after[: add.after]))
-        gone, come = (replace(thing, x=0.0, y=0.0, rotation=0.0) for thing in (objects[drop.before], after[add.after]))
-        assert gone != come, "dropped here and added there would be a move"
         done += 1
-    assert done > 1000
+    assert done > 30
 
 
 def test_twins_are_told_apart_by_where_they_stand_or_not_at_all():
