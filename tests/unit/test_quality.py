@@ -1,7 +1,7 @@
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.presets import apply_overrides
 from procap.config import CorpusName, load_params
-from procap.datasets.pairs import Pairs
+from procap.datasets.corpora import CORPORA
+from procap.datasets.pairs import CHANGE_TYPES, Pairs
 from procap.datasets.shards import Shards, write_array
 from procap.errors import BadInput
 from procap.evaluation.quality import all_facts, type_facts
@@ -19,6 +21,7 @@ from procap.evaluation.rules import PROMISES, Thresholds, rules
 from procap.files import folder_digest
 from procap.report import Silent
 from procap.steps import validate
+from procap.steps.corpus import write_raw
 from tests import layouts
 from tests.toy import toy_prepared
 
@@ -185,6 +188,22 @@ def test_a_split_that_looks_different_drifts(folder, spoil, expected):
     assert not [name for name in drifted if name.startswith("val")]
 
 
+def test_a_distractor_may_show_the_same_picture(folder):
+    at = Prepared(folder)
+    at.set(1, "after", at.table.at[1, "before"])
+    at.save()
+    assert not all_facts(Pairs.read(folder), LIMITS)["pairs"]["type_contradicted"].any()
+
+
+def test_what_import_and_prepare_left_out_is_counted_together(tmp_path):
+    assert validate.left_out(tmp_path, tmp_path) == {}
+    (tmp_path / "import.json").write_text(json.dumps({"left_out": {"empty sentences": 3}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"set_aside": 2}))
+    assert validate.left_out(tmp_path, tmp_path) == {
+        "empty sentences": 3, "pairs set aside (dataset.on_error: skip)": 2,
+    }  # fmt: skip
+
+
 def test_a_double_is_named(folder):
     at = Prepared(folder)
     first, second = (at.table.at[row, "id"] for row in recompressed_in_two_splits(at))
@@ -218,6 +237,16 @@ def test_rule_names_are_unique(corpus):
     assert len(set(names)) == len(names)
 
 
+CRITICAL = {
+    "ids_unique", "splits_known", "types_known", "has_caption", "group_leaks", "picture_leaks", "picture_missing",
+    "sizes_differ", "type_contradicted", "mask_missing", "mask_size", "mask_values", "not_empty", "filled",
+}  # fmt: skip
+WARNINGS = {
+    "enough_captions", "nearly_leaks", "mask_contradicted", "mask_large", "short_enough", "repeated",
+    "contradicts_label", "contradicts_mask", "balanced", "alike",
+}  # fmt: skip
+
+
 def test_what_a_corpus_promises():
     from typing import get_args
 
@@ -227,7 +256,19 @@ def test_what_a_corpus_promises():
     assert severity["levir_mci"]["contradicts_label"] == "warning"
     assert severity["image_editing_request"]["picture_leaks"] == "warning"
     assert severity["table"]["picture_leaks"] == "critical"
-    assert "repeated" not in severity["levir_cc"]
+    assert severity["table"] == dict.fromkeys(CRITICAL, "critical") | dict.fromkeys(WARNINGS, "warning")
+    assert {name for name in severity["rendered"] if severity["rendered"][name] != severity["table"][name]} == {
+        "mask_contradicted", "contradicts_label", "contradicts_mask",
+    }  # fmt: skip
+    asked = {corpus: {rule.name: rule.arguments for rule in rules(corpus, LIMITS)} for corpus in PROMISES}
+    for corpus in ("levir_cc", "levir_mci"):
+        assert "repeated" not in severity[corpus], "the references of published scores"
+        assert asked[corpus]["enough_captions"]["min_value"] == 5
+    for corpus in PROMISES:
+        assert "test_shift" in asked[corpus]["splits_known"]["value_set"]
+        known = set(asked[corpus]["types_known"]["value_set"])
+        typed = corpus in ("rendered", "clevr_change", "clevr_dc", "table")
+        assert known == ({*CHANGE_TYPES} if typed else set()) | {"none", "unknown"}
 
 
 @pytest.mark.parametrize(
@@ -246,9 +287,21 @@ def test_how_levir_says_that_nothing_changed(sentence):
 class Notes(Silent):
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.kept: list[str] = []
+        self.numbers: dict[str, float] = {}
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def artifact(self, path: Path) -> None:
+        assert path.exists()
+        self.kept.append(path.name)
+
+    def picture(self, name: str, image: object) -> None:
+        self.kept.append(name)
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        self.numbers |= values
 
 
 @pytest.fixture
@@ -292,7 +345,7 @@ class TestWithGreatExpectations:
         table.loc[table["split"] == "val", "split"] = "train"
         table.at[3, "change_type"] = "colour"
         table.at[4, "captions"] = []
-        table.at[17, "captions"] = ["...", "word " * 30, "no change", "No change."]
+        table.at[17, "captions"] = ["...", "word " * 23, "no change", "No change."]
         table.at[8, "after"] = 10_000
         table.at[9, "after"] = at.another_size("images")
         table.at[10, "mask"] = 10_000
@@ -326,7 +379,10 @@ class TestWithGreatExpectations:
         for name, rule in found.items():
             assert listed.loc[listed["rule"] == name, "id"].tolist()[:10] == rule["ids"], name
         saying = listed[(listed["rule"] == "captions.contradicts_label") & (listed["id"] == table.at[17, "id"])]
-        assert saying["detail"].item() == "word " * 30
+        assert saying["detail"].item() == "word " * 23
+        counts = [sum(r["severity"] == kind for r in found.values()) for kind in ("critical", "warning")]
+        assert notes.numbers == dict(zip(("critical", "warnings"), counts, strict=True))
+        assert set(notes.kept) == {"card.html", "findings.csv", "docs", "captions.png"}
         card = (tmp_path / "data" / "validate" / "card.html").read_text()
         assert "no picture has a double in another split" in card
         assert "not so: ids are unique" in card
@@ -359,7 +415,7 @@ class TestWithoutThePipeline:
 
         monkeypatch.setattr(validate, "judge", judge)
 
-    @pytest.mark.parametrize("layout", ["table", "clevr_change", "clevr_dc"])
+    @pytest.mark.parametrize("layout", ["table", "clevr_change", "clevr_dc", "levir_cc", "levir_mci"])
     def test_a_corpus_is_known_by_its_files(self, layout, workspace, tmp_path):
         source = getattr(layouts, layout)(tmp_path / "source")
         before = folder_digest(source)
@@ -369,6 +425,27 @@ class TestWithoutThePipeline:
         assert "rules hold" in done.output
         assert {path.name for path in (tmp_path / "out").iterdir()} == {"card.html", "findings.csv", "report.json"}
         assert folder_digest(source) == before
+
+    def test_an_imported_and_a_rendered_corpus_are_known_by_theirs(self, workspace, folder, tmp_path):
+        source = layouts.clevr_dc(tmp_path / "source")
+        write_raw(CORPORA["clevr_dc"], source, tmp_path / "imported")
+        assert "clevr_dc: " in CliRunner().invoke(app, ["validate", str(tmp_path / "imported")]).output
+        (folder / "scenes.jsonl").write_text("")
+        assert "rendered: " in CliRunner().invoke(app, ["validate", str(folder)]).output
+
+    def test_what_cannot_be_used_is_told_splits_are_drawn_and_no_limit_holds(self, workspace, tmp_path):
+        apply_overrides(workspace / "params.yaml", {"prepare.limit": 3})
+        source = layouts.table(tmp_path / "source")
+        (source / "after" / "1.jpg").write_bytes(b"")
+        words = ["validate", str(source), "--splits", "0.2,0.4,0.4", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert "left out: 1 pairs with a file that cannot be used" in done.output
+        assert "LOOK: set aside: " in done.output
+        card = (tmp_path / "out" / "card.html").read_text()
+        tiles = dict(re.findall(r'tile"><span>(.*?)</span><b>(.*?)</b>', card))
+        assert (tiles["pairs"], tiles["train"]) == ("5", "1")
+        assert "pairs with a file that cannot be used" in card
 
     def test_a_critical_finding_is_status_1(self, workspace, folder):
         assert CliRunner().invoke(app, ["validate", str(folder)]).exit_code == 0
