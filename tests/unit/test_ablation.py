@@ -15,7 +15,7 @@ import pytest
 
 from flows.ablation import ablate, shared_parts, work
 from flows.comparison import compare_table
-from flows.tables import Job, Row, base_params, chosen, jobs, read_table, table_names
+from flows.tables import HOME, Job, Row, base_params, chosen, jobs, read_table, table_names
 from procap.errors import BadInput
 
 PROJECT = Path(__file__).parents[2]
@@ -257,6 +257,12 @@ def test_code_that_git_does_not_know_is_refused(store, project, nothing_runs):
         run(project, "small", rows=["one"])
     subprocess.run(["git", "add", "new.py"], check=True)
     run(project, "small", rows=["one"])
+
+
+def test_a_file_that_parameters_name_is_found_in_the_worktree(store, project, nothing_runs):
+    (project / "go").write_text("words")  # git ignores it
+    run(project, "small", rows=["one"], overrides={"prepare.vocabulary": "go"})
+    assert (project / HOME / "small" / "one" / "0" / "go").read_text() == "words"
 
 
 def test_one_table_at_a_time(store, project):
