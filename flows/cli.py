@@ -435,6 +435,62 @@ def up(
         typer.echo("stopped")
 
 
+@app.command(
+    epilog="Examples:  procap serve  |  procap serve --model data/caption/procap/bundle --port 8080  |  "
+    "PROCAP_TOKEN=... procap serve --host 0.0.0.0"
+)
+def serve(
+    model: Annotated[
+        str, typer.Option(help="A bundle's folder, or models:/<name>@<alias>, whose newest model is followed.")
+    ] = "models:/procap@champion",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; others than loopback need the environment variable PROCAP_TOKEN.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Pairs that go through the model together.")] = 16,
+    patience: Annotated[
+        float, typer.Option(min=0, max=1000, help="Milliseconds to wait for more pairs before a batch starts.")
+    ] = 4.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks at the alias.")] = 10.0,
+    max_megabytes: Annotated[int, typer.Option(min=1, max=1000, help="Of one request.")] = 32,
+    max_megapixels: Annotated[int, typer.Option(min=1, max=40, help="Of one picture.")] = 16,
+    max_pairs: Annotated[int, typer.Option(min=1, max=1000, help="Of one request.")] = 32,
+    queue: Annotated[int, typer.Option(min=1, help="Pairs that may wait; more are asked to come again (429).")] = 128,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which an answer is given up (504).")] = 30.0,
+    log: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Least level, on stderr.")] = "info",
+) -> None:
+    """Caption pairs over HTTP, and show a page for it, until Ctrl-C.
+
+    The page is at /, what can be asked in /openapi.json, whether all is well in /healthz and /readyz, numbers for
+    Prometheus in /metrics. With curl: curl -F before=@before.png -F after=@after.png http://127.0.0.1:8000/v1/caption
+
+    A model that gets the alias takes over within seconds, and no request is dropped. docs/serving.md says more.
+    """
+    import signal
+
+    from flows.serving.limits import Limits
+    from flows.serving.serve import Settings
+    from flows.serving.serve import serve as run
+
+    if queue < max_pairs:
+        raise BadInput(
+            "a whole request would not fit in the queue",
+            where=f"--queue {queue}",
+            expected=f"at least --max-pairs, {max_pairs}",
+            do="raise the one or lower the other",
+        )
+    limits = Limits(
+        body=max_megabytes * 10**6, pixels=max_megapixels * 10**6, pairs=max_pairs, queue=queue, answer=timeout
+    )
+    settings = Settings(model, host, port, device, batch, patience / 1000, every, log, limits)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(Path.cwd(), settings, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("ended")
+
+
 @app.command("deploy", epilog="Example:  PREFECT_API_URL=http://127.0.0.1:4200/api procap deploy")
 def deploy_command() -> None:
     """Tell a running Prefect server of the pipeline: work pool, GPU slots, deployment."""
