@@ -1,6 +1,5 @@
 """The ``procap`` command. Everything heavy is imported inside the commands, so that ``--help`` answers at once."""
 
-import errno
 import os
 import sys
 from enum import StrEnum
@@ -12,7 +11,7 @@ import typer
 from procap.datasets.corpora import CORPORA
 from procap.datasets.corpus import Corpus
 from procap.datasets.table import COLUMNS, EXAMPLE
-from procap.errors import BadInput
+from procap.errors import BadInput, refusal
 
 
 class OnError(StrEnum):
@@ -699,15 +698,9 @@ def main() -> None:
         typer.echo(f"procap: {complaint}", err=True)
         sys.exit(2)
     except OSError as error:  # a full disk, no permission, a file where a folder should be
-        if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if (told := refusal(error)) is None:
             raise
-        refusal = BadInput(
-            f"the system refuses: {error.strerror}",
-            where=str(error.filename or Path.cwd()),
-            expected="space, and files and folders that may be read and written",
-            do="make room, or mend what is in the way; then run it again",
-        )
-        typer.echo(f"procap: {refusal}", err=True)
+        typer.echo(f"procap: {told}", err=True)
         sys.exit(2)
 
 

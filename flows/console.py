@@ -22,14 +22,18 @@ class Terminal(Silent):
     def __init__(self, name: str, out: TextIO | None = None) -> None:
         self.name, self.out = name, out or sys.stdout
         self.bar: Any = None  # rich.progress.Progress while one is shown
-        self.latest = ""
+        self.latest = self.current = ""
         self.said = 0.0
 
     def note(self, text: str) -> None:
         self._line(text)
 
+    def now(self, values: Mapping[str, float]) -> None:
+        self.current = _told(values)
+
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        self.latest = "  ".join(f"{name} {_short(value)}" for name, value in list(values.items())[:4])
+        if not (self.current and next(iter(values), "").startswith("train_")):  # those are shown as they come
+            self.latest = _told(dict(list(values.items())[:4]))
         if self.bar is None and time.monotonic() - self.said > LINE_SECONDS:
             self._line(("" if step is None else f"update {step}: ") + self.latest)
 
@@ -57,9 +61,9 @@ class Terminal(Silent):
             try:
                 for item in items:
                     yield item
-                    self.bar.update(task, advance=1, latest=self.latest)
+                    self.bar.update(task, advance=1, latest=self._shown())
             finally:
-                self.bar = None
+                self.bar, self.current = None, ""
 
     def _logged(self, items: Iterable[T], what: str, total: int | None, done: int) -> Iterator[T]:
         start, began_at, self.said = time.monotonic(), done, time.monotonic()
@@ -69,8 +73,12 @@ class Terminal(Silent):
             if time.monotonic() - self.said > LINE_SECONDS:
                 rate = (done - began_at) / (time.monotonic() - start)
                 left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
-                self._line(f"{what} {done}{f'/{total}' if total else ''}{left}  {self.latest}".rstrip())
+                self._line(f"{what} {done}{f'/{total}' if total else ''}{left}  {self._shown()}".rstrip())
+        self.current = ""
         self._line(f"{what} {done}{f'/{total}' if total else ''} in {time.monotonic() - start:.1f} s")
+
+    def _shown(self) -> str:
+        return "  ".join(filter(None, (self.current, self.latest)))
 
     def _line(self, text: str) -> None:
         self.said = time.monotonic()
@@ -91,6 +99,10 @@ class Everyone:
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         for report in self.reports:
             report.metrics(values, step)
+
+    def now(self, values: Mapping[str, float]) -> None:
+        for report in self.reports:
+            report.now(values)
 
     def picture(self, name: str, image: Any) -> None:
         for report in self.reports:
@@ -114,6 +126,10 @@ class Everyone:
     def model(self, bundle: Path, tags: Mapping[str, str], alias: str | None) -> dict[str, Any] | None:
         answers = (report.model(bundle, tags, alias) for report in self.reports)
         return next((answer for answer in answers if answer is not None), None)
+
+
+def _told(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {_short(value)}" for name, value in values.items())
 
 
 def _short(value: float) -> str:

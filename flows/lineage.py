@@ -239,15 +239,21 @@ def rebuild_key() -> str:
         return named
     import psutil
 
-    process = psutil.Process()
-    for ancestor in process.parents():
+    process = dvc_above() or psutil.Process()
+    return f"{socket.gethostname()}-{process.pid}-{process.create_time():.0f}"
+
+
+def dvc_above() -> Any:
+    """The ``dvc`` process that this one runs below (psutil.Process), or None."""
+    import psutil
+
+    for ancestor in psutil.Process().parents():
         try:
             if any(Path(word).name == "dvc" for word in ancestor.cmdline()[:3]):
-                process = ancestor
-                break
+                return ancestor
         except psutil.Error:
             break
-    return f"{socket.gethostname()}-{process.pid}-{process.create_time():.0f}"
+    return None
 
 
 def process_facts(pid: int | None = None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -27,6 +28,10 @@ from procap.report import Silent
 T = TypeVar("T")
 
 FLUSH_SECONDS = 10.0
+FLUSH_STEPS = 50
+"""Numbers of a training are sent for so many updates together, ..."""
+LONGEST_SECONDS = 300.0
+"""... unless they are slower than this."""
 PAUSE_SECONDS = 60.0
 """After a failure MLflow is left alone for so long."""
 BUFFER = 10_000
@@ -57,8 +62,14 @@ class Tracker(Silent):
 
         now = int(time.time() * 1000)
         self.waiting += [Metric(_clean(name), float(value), now, step or 0) for name, value in values.items()]
-        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+        if self._due(step):
             self.flush()
+
+    def _due(self, step: int | None) -> bool:
+        waited = time.monotonic() - self.flushed
+        if step is not None and self.waiting and step - self.waiting[0].step < FLUSH_STEPS:
+            return waited > LONGEST_SECONDS
+        return waited > FLUSH_SECONDS
 
     def flush(self) -> None:
         """Send the numbers that wait."""
@@ -170,6 +181,7 @@ def _tags(root: Path, name: str, params: Params, captioner: str | None, flow_run
         "procap.stage": stage_digest(root, name),
         "procap.config_sha256": hashlib.sha256(config.encode()).hexdigest(),
         "seed": str(params.seed),
+        "procap.processes": os.environ.get("WORLD_SIZE", "1"),
     }
     if captioner:
         tags["captioner"] = captioner

@@ -271,7 +271,24 @@ class ImaginingChoices(Section):
     )
 
 
-class Pretrain(Section):
+class Training(Section):
+    """What stage 1 and stage 2 do with their batches, and when they stop."""
+
+    accumulate: Count = Field(
+        description="parts that a batch is computed in, one after another, to save memory; numbers stay"
+    )
+    patience: Count | None = Field(
+        description="looks at the validation split without a better one before it stops; null: to the end"
+    )
+    on_bad_loss: Literal["stop", "skip"] = Field(
+        description="skip: a batch whose loss or gradient is not finite, or a spike, is left out"
+    )
+    spike: Annotated[float, Field(gt=1)] | None = Field(
+        description="a loss so many times the mean of the last 20 is a spike; null: none is"
+    )
+
+
+class Pretrain(Training):
     """Stage 1, explicit procedure modelling."""
 
     width: Annotated[int, Field(multiple_of=12, ge=12)] = Field(
@@ -316,13 +333,15 @@ class Pretrain(Section):
     def _consistent(self) -> "Pretrain":
         if self.width % self.heads:
             raise ValueError(f"width: {self.width} is not a multiple of heads ({self.heads})")
+        if self.patience is not None and self.selection == "last":
+            raise ValueError("patience: it asks for the best look at the validation split, but selection is last")
         if abs(sum(self.masking) - 1) > 1e-6:
             raise ValueError(f"masking: {self.masking} must sum to 1")
         _check_schedule(self.steps, self.planned_steps)
         return self
 
 
-class Caption(Section):
+class Caption(Training):
     """Stage 2, implicit procedure captioning; every captioner trains with these."""
 
     decoder_layers: Count
@@ -390,8 +409,16 @@ class Register(Section):
 
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"]
-    threads: Annotated[int, Field(ge=0)] = Field(description="CPU threads; 0: all cores. Results depend on it")
+    devices: Count = Field(
+        description="processes, each with a GPU or a part of the cores, that share stage 1's and 2's batches"
+    )
+    threads: Annotated[int, Field(ge=0)] = Field(
+        description="CPU threads of a process; 0: all cores. Results depend on it"
+    )
     precision: Literal["float32", "bfloat16"] = Field(description="of products in stage 1 and stage 2")
+    deterministic: bool = Field(
+        description="false: a GPU may use faster algorithms that give other bits each time"
+    )
 
 
 def _check_schedule(steps: int, planned: int | None) -> None:
@@ -451,6 +478,12 @@ class Params(Section):
                 "caption.between: 'frames' takes the interpolation's own weights, for a trained captioner has no "
                 "others; interpolate.checkpoint must be null"
             )
+        for step, section in (("pretrain", self.pretrain), ("caption", self.caption)):
+            if section.batch < self.hardware.devices * section.accumulate:
+                raise ValueError(
+                    f"{step}.batch: {section.batch} pairs cannot be shared by hardware.devices = "
+                    f"{self.hardware.devices} in {section.accumulate} parts each ({step}.accumulate)"
+                )
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")
         return self
@@ -459,6 +492,12 @@ class Params(Section):
     def training_seed(self) -> int:
         """Seed of stage 1 and stage 2: ``seed`` itself for ``replicate`` 0, and otherwise one that no ``seed`` is."""
         return self.seed + 2**31 * self.replicate
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What of ``hardware`` counts where one process computes: not, how many share the batches of a training."""
+        known = self.model_dump(include={"hardware": {"device", "threads", "precision", "deterministic"}})
+        return known["hardware"]
 
     @property
     def frames(self) -> int:

@@ -10,12 +10,51 @@ from pathlib import Path
 from typing import Any
 
 
+@contextmanager
+def replacing(target: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A file to write, which takes ``target``'s place when the block ends well; otherwise nothing of it stays.
+
+    ``durable``: it is on the disk, not only in memory, before it takes that place, and so is its name afterwards.
+    A failure to write names ``target``.
+    """
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with named(target):
+            yield partial
+            if durable:
+                flush(partial)
+            partial.replace(target)
+            if durable:
+                flush(target.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def named(target: Path) -> Iterator[None]:
+    """An error of the system that names no file names ``target``."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(target)
+        raise
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file so that a reader never sees half of it; folders above it are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -27,11 +66,13 @@ def write_json(path: Path, value: Any) -> None:
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A fresh folder to write in, which takes ``target``'s place when the block ends well.
 
-    After an exception the earlier ``target``, if any, is still there and the new folder is gone.
+    After an exception the earlier ``target``, if any, is still there and the new folder is gone; so is what a
+    killed process left.
     """
     fresh, former = (target.with_name(f"{target.name}.{os.getpid()}.{what}") for what in ("partial", "former"))
-    for leftover in (fresh, former):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in target.parent.glob(f"{target.name}.*.*"):
+        if leftover.suffix in (".partial", ".former") and not _other_lives(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
         yield fresh
@@ -44,6 +85,20 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             former.rename(target)
         raise
     shutil.rmtree(former, ignore_errors=True)
+
+
+def _other_lives(leftover: Path) -> bool:
+    """Whether a process with the number in this name, and not this one, is at work."""
+    number = leftover.name.split(".")[-2]
+    if not number.isdigit() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def file_digest(path: Path) -> str:

@@ -15,7 +15,10 @@ class Report(Protocol):
     """What a step may say while it runs. No call changes what the step computes; only ``model`` may raise."""
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Numbers of this moment; ``step`` counts updates of a training."""
+        """Numbers to keep; ``step`` counts updates of a training."""
+
+    def now(self, values: Mapping[str, float]) -> None:
+        """Numbers of this moment for whoever watches; nobody keeps them."""
 
     def picture(self, name: str, image: Any) -> None:
         """A picture to look at: a PIL image or a matplotlib figure; ``name`` is a file name ending in .png."""
@@ -40,6 +43,9 @@ class Silent:
     """Nobody listens."""
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        pass
+
+    def now(self, values: Mapping[str, float]) -> None:
         pass
 
     def picture(self, name: str, image: Any) -> None:

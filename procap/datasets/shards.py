@@ -1,11 +1,14 @@
 """Large arrays on disk: numbered ``.npy`` files of about 256 MB, memory-mapped, with deterministic bytes."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from procap.errors import BadInput
+from procap.files import flush, named, replacing
 
 SHARD_BYTES = 256 * 2**20
 
@@ -61,12 +64,80 @@ class ShardWriter:
             self._write()
 
 
-def write_array(target: Path, array: np.ndarray) -> None:
-    """Write one ``.npy`` file so that it is there whole or not at all."""
-    partial = target.with_suffix(".partial")
-    with partial.open("wb") as file:
+class GrowingShards:
+    """Shards of ``rows`` rows of one shape, written row by row; a killed process goes on after those it had kept.
+
+    Finished, the files are those that a ``ShardWriter`` writes. ``kept`` rows are there from before; whatever was
+    written after them is written anew.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype | type,
+        rows: int,
+        kept: int = 0,
+        rows_per_shard: int | None = None,
+    ) -> None:
+        self.folder, self.name, self.shape, self.dtype = folder, name, tuple(shape), np.dtype(dtype)
+        self.row_bytes = max(1, int(np.prod(self.shape)) * self.dtype.itemsize)
+        self.per_shard = rows_per_shard or max(1, SHARD_BYTES // self.row_bytes)
+        self.rows, self.count = rows, kept
+        self.file: BinaryIO | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(sorted(folder.glob(f"{name}-*.npy"))):
+            if number > kept // self.per_shard:
+                path.unlink()
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows; the first axis counts them."""
+        if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
+            raise ValueError(
+                f"{self.folder / self.name}: rows of {rows.shape[1:]} {rows.dtype}, expected {self.shape} {self.dtype}"
+            )
+        while len(rows):
+            number, inside = divmod(self.count, self.per_shard)
+            part = np.ascontiguousarray(rows[: self.per_shard - inside])
+            file = self.file or self._open(number, inside)
+            with named(Path(file.name)):
+                file.write(part.data)
+            self.count += len(part)
+            rows = rows[len(part) :]
+            if self.count % self.per_shard == 0 or self.count == self.rows:
+                self.keep()
+                file.close()
+                self.file = None
+
+    def keep(self) -> None:
+        """Wait until all rows so far are on the disk."""
+        if self.file is not None:
+            with named(Path(self.file.name)):
+                self.file.flush()
+                flush(Path(self.file.name))
+
+    def _open(self, number: int, inside: int) -> BinaryIO:
+        path = self.folder / f"{self.name}-{number:05d}.npy"
+        self.file = path.open("r+b" if inside else "wb")
+        whole = (min(self.per_shard, self.rows - number * self.per_shard), *self.shape)
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": whole}
+        np.lib.format.write_array_header_1_0(self.file, header)
+        self.file.truncate(self.file.tell() + inside * self.row_bytes)
+        self.file.seek(0, os.SEEK_END)
+        return self.file
+
+    def close(self) -> None:
+        """Write what waits; more rows can be added by another ``GrowingShards`` only."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+def write_array(target: Path, array: np.ndarray, *, durable: bool = False) -> None:
+    """Write one ``.npy`` file so that it is there whole or not at all; ``durable`` as in ``replacing``."""
+    with replacing(target, durable=durable) as partial, partial.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-    partial.replace(target)
 
 
 class Shards(Sequence):

@@ -51,6 +51,8 @@ class Counting:
 
 
 OURS = Counting()
+ALL = slice(None)
+"""Rows of a batch that nobody shares."""
 
 
 @dataclass(frozen=True)
@@ -119,50 +121,63 @@ def inconsistent(batch: ProcedureBatch, generator: torch.Generator) -> tuple[Fea
     return warped, (warped != batch.features).flatten(1).any(1)
 
 
-def _share(right: Float[Tensor, " b"], counted: Bool[Tensor, " b"]) -> Scalar:
-    return (right * counted).sum() / counted.sum().clamp(min=1)
-
-
 def _discrimination(
-    positive: Float[Tensor, " b"], negative: Float[Tensor, " b"], counted: Bool[Tensor, " b"], number: Tensor
+    positive: Float[Tensor, " b"],
+    negative: Float[Tensor, " b"],
+    counted: Bool[Tensor, " all"],
+    number: Tensor,
+    share: slice,
 ) -> tuple[Scalar, Scalar]:
-    """(binary cross-entropy of a true and a false example per pair over ``number``, share of both told apart)."""
+    """(binary cross-entropy of a true and a false example per pair over ``number``, share of both told apart).
+
+    ``counted`` and ``number`` are of the whole batch.
+    """
     loss = F.softplus(-positive) + F.softplus(negative)
     right = ((positive > 0).float() + (negative <= 0).float()) / 2
-    return (loss * counted).sum() / number.clamp(min=1), _share(right, counted)
+    here = counted[share]
+    return (loss * here).sum() / number.clamp(min=1), (right * here).sum() / counted.sum().clamp(min=1)
 
 
 def _rebuilding(
-    logits: Float[Tensor, "hidden v"], tokens: Int[Tensor, " hidden"], kept: Bool[Tensor, "b t n"], mean: str
+    logits: Float[Tensor, "hidden v"],
+    tokens: Int[Tensor, " hidden"],
+    kept: Bool[Tensor, "all t n"],
+    mean: str,
+    share: slice,
 ) -> Scalar:
-    """Cross-entropy of the hidden places' tokens."""
+    """Cross-entropy of the hidden places' tokens; ``kept`` is of the whole batch."""
     if mean == "places":
-        return F.cross_entropy(logits, tokens, reduction="sum") / max(1, len(logits))
+        return F.cross_entropy(logits, tokens, reduction="sum") / max(1, int((~kept).sum()))
     hidden = (~kept).flatten(1).sum(1)
-    share = (~kept / hidden.clamp(min=1)[:, None, None])[~kept]
-    return (F.cross_entropy(logits, tokens, reduction="none") * share).sum() / (hidden > 0).sum().clamp(min=1)
+    weights = (~kept / hidden.clamp(min=1)[:, None, None])[share][~kept[share]]
+    return (F.cross_entropy(logits, tokens, reduction="none") * weights).sum() / (hidden > 0).sum().clamp(min=1)
 
 
 def losses(
-    encoder: ProcedureEncoder, batch: ProcedureBatch, draws: Draws, counting: Counting = OURS
+    encoder: ProcedureEncoder, batch: ProcedureBatch, draws: Draws, counting: Counting = OURS, share: slice = ALL
 ) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """(msm, align and csy, unweighted; accuracies): one pass over the batch, swapped captions and warped frames."""
-    kept, captioned = draws.kept, encoder.config.captions
-    frames, caption = encoder.embed_frames(batch.features, kept), encoder.embed_caption(batch.words)
-    passes = [(caption, frames), (caption, encoder.embed_frames(draws.warped, kept))]
+    """(msm, align and csy, unweighted; accuracies): one pass over the batch, swapped captions and warped frames.
+
+    With a ``share``, rows of the batch, these are its parts: over all shares they add up to those of the batch.
+    """
+    kept, captioned = draws.kept[share], encoder.config.captions
+    frames, caption = encoder.embed_frames(batch.features[share], kept), encoder.embed_caption(batch.words[share])
+    passes = [(caption, frames), (caption, encoder.embed_frames(draws.warped[share], kept))]
     if captioned:
-        passes.insert(1, (caption[draws.partner], frames))
+        whole = len(kept) == len(draws.kept)
+        other = caption[draws.partner] if whole else encoder.embed_caption(batch.words[draws.partner[share]])
+        passes.insert(1, (other, frames))
     encoded = encoder(*(torch.cat(parts) for parts in zip(*passes, strict=True)))
     true, swapped, *_ = encoder.align_head(encoded.align).float().squeeze(-1).chunk(len(passes))
     consistent, *_, broken = encoder.csy_head(encoded.csy).float().squeeze(-1).chunk(len(passes))
-    logits, tokens = encoder.token_head(encoded.frames[: len(kept)][~kept]).float(), batch.tokens[~kept]
-    msm = _rebuilding(logits, tokens, kept, counting.msm_mean)
+    logits, tokens = encoder.token_head(encoded.frames[: len(kept)][~kept]).float(), batch.tokens[share][~kept]
+    msm = _rebuilding(logits, tokens, draws.kept, counting.msm_mean, share)
     seen = torch.ones_like(draws.seen) if counting.unseen == "counted" else draws.seen
     aligned, warped = draws.misaligned & seen & captioned, draws.inconsistent & seen
-    align, align_accuracy = _discrimination(true, swapped, aligned, aligned.sum())
+    align, align_accuracy = _discrimination(true, swapped, aligned, aligned.sum(), share)
     summed = draws.inconsistent if counting.unseen == "denominator" else warped
-    csy, csy_accuracy = _discrimination(consistent, broken, summed, warped.sum())
-    msm_accuracy = (logits.argmax(-1) == tokens).sum() / max(1, len(logits))
+    csy, csy_accuracy = _discrimination(consistent, broken, summed, warped.sum(), share)
+    msm_accuracy = (logits.argmax(-1) == tokens).sum() / max(1, int((~draws.kept).sum()))
     found = {"msm": msm, "align": align, "csy": csy}
     return found, {"msm_accuracy": msm_accuracy, "align_accuracy": align_accuracy, "csy_accuracy": csy_accuracy}
 
@@ -177,7 +192,14 @@ def objective(
     generator: torch.Generator,
 ) -> tuple[dict[str, Scalar], dict[str, float]]:
     """(weighted terms to sum, readings) of a batch as chance has it."""
-    found, accuracies = losses(encoder, batch, draw(batch, encoder.config.grid, masking, counting, generator), counting)
+    draws = draw(batch, encoder.config.grid, masking, counting, generator)
+    return weigh(*losses(encoder, batch, draws, counting), weights)
+
+
+def weigh(
+    found: dict[str, Scalar], accuracies: dict[str, Scalar], weights: Weights
+) -> tuple[dict[str, Scalar], dict[str, float]]:
+    """(weighted terms to sum, readings) of what ``losses`` gives."""
     terms = {name: getattr(weights, name) * value for name, value in found.items()}
     readings = {f"{name}_loss": value for name, value in found.items()} | accuracies
     return terms, {name: value.item() for name, value in readings.items()}

@@ -1,7 +1,7 @@
 """caption: stage 2, implicit procedure captioning (paper, section 3.2), once per captioner."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Params
 from procap.datasets.pairs import NO_CHANGE, Pairs
 from procap.datasets.shards import Shards
-from procap.datasets.vocabulary import Vocabulary, tokenize
+from procap.datasets.vocabulary import PAD, Vocabulary, tokenize
 from procap.evaluation.metrics import cider
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
@@ -24,16 +24,18 @@ from procap.models.procedure_encoder import Imagining
 from procap.models.vqgan import VQGAN
 from procap.procedure.keyframes import spread_keyframes
 from procap.report import Report, silent
+from procap.shapes import Words
 from procap.steps.pretrain import load_encoder
-from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
+from procap.steps.sources import caption_ids, encoder_config, make_plan, read_vocabulary
 from procap.steps.tokenize import load_tokenizer
 from procap.training.bundle import Shown, encode_pairs, frames_between, nothing_between, write_bundle
 from procap.training.history import draw_history, write_history
-from procap.training.loop import Plan, train
+from procap.training.loop import train
 from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
+from procap.training.team import join_team
 
 MOST_NO_CHANGE = 64
 """Sentences that a bundle keeps to know when nothing changed."""
@@ -41,7 +43,7 @@ MOST_NO_CHANGE = 64
 
 def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
     """Write ``data/caption/<captioner>``: bundle/, metrics.json (validation), history.csv."""
-    settings, runtime = params.caption, start_runtime(**dict(params.hardware))
+    settings, runtime = params.caption, start_runtime(**params.machine)
     vocabulary, vqgan = read_vocabulary(data), load_tokenizer(data / "tokenizer")
     kind = captioner_class(captioner)
     between = settings.between if kind.pretrained else "nothing"
@@ -60,25 +62,33 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
     shown = _shown(params) if between == "frames" else None
     source = _Training(data, vocabulary, shown, runtime)
-    plan = Plan(
-        settings.steps, settings.warmup, settings.validate_every, params.training_seed,
-        settings.schedule, settings.planned_steps,
-    )  # fmt: skip
     encoder_rate = settings.encoder_learning_rate if pretrained else settings.learning_rate
     parts = [(model.network.encoder, encoder_rate), (model, settings.learning_rate)]
     optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
-    validate = _validation(params, data, model, vqgan, vocabulary, shown, runtime)
 
-    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
-        rows = source.train[batch_rows(step, len(source.train), settings.batch, params.training_seed)]
-        with runtime.autocast():
-            return model.loss(source.batch(rows, generator), generator=generator), {}
+    def rows_of(step: int) -> np.ndarray:
+        return source.train[batch_rows(step, len(source.train), settings.batch, params.training_seed)]
+
+    def terms(step: int, generator: torch.Generator, shares: Sequence[slice]) -> Iterator[tuple[dict, dict]]:
+        batch = source.batch(rows_of(step), generator)
+        for share in shares:
+            if share.start:  # dropout of other pairs
+                generator = torch_generator(params.training_seed, "caption share", step, share.start)
+            with runtime.autocast():
+                found = model.loss(Batch(batch.features[share], batch.words[share]), generator=generator)
+            part = part_of(batch.words, share) if settings.reduction == "mean" else 1.0
+            yield {name: part * value for name, value in found.items()}, {}
 
     state = state_folder(data, f"caption@{captioner}", _choices(params), _inputs(data, pretrained))
-    progress = train(
-        model, optimiser, terms, plan,
-        validate=validate, select="CIDEr", state=state, report=report, what=f"caption {captioner}",
-    )  # fmt: skip
+    with join_team(runtime.device) as team:
+        progress = train(
+            model, optimiser, terms, make_plan(settings, params.training_seed),
+            validate=_validation(params, data, model, vqgan, vocabulary, shown, runtime) if team.leads else dict,
+            select="CIDEr", state=state, report=report, what=f"caption {captioner}", team=team,
+            names=lambda step: source.pairs.table["id"].to_numpy()[rows_of(step)].tolist(),
+        )  # fmt: skip
+    if not team.leads:
+        return
     best = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
     numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
     with atomic_folder(data / "caption" / captioner) as fresh:
@@ -88,6 +98,12 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         write_history(fresh / "history.csv", progress.history)
     report.picture("curves.png", draw_history(progress.history, ("loss", "CIDEr")))
     discard_state(state)
+
+
+def part_of(words: Words, share: slice) -> float:
+    """What a mean over the share's words has of the mean over the words of the whole batch."""
+    targets = (words[:, 1:] != PAD).sum(1)
+    return int(targets[share].sum()) / int(targets.sum())
 
 
 def _choices(params: Params) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def evaluate_bundle(
             expected="at least one pair of the split test",
             do="give the corpus a test split (rendered scenes: prepare.scenes.splits) and run `dvc repro prepare`",
         )
-    hardware = params.hardware
-    runtime = start_runtime(hardware.device, hardware.threads, hardware.precision)
+    runtime = start_runtime(**params.machine)
     captioner = load_captioner(bundle_folder, str(runtime.device))
     bundle = captioner.bundle
     told = _tell(params, pairs, bundle, report)

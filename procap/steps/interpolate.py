@@ -36,7 +36,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     from procap.training.state import discard_state, state_folder
 
     pairs = Pairs.read(data / "prepare").split("train", "val")
-    config = {"interpolate": params.interpolate.model_dump(), "hardware": params.hardware.model_dump()}
+    config = {"interpolate": params.interpolate.model_dump(), "hardware": params.machine}
     inputs = [data / "prepare", *(path for path in _foreign(params) if path.exists())]
     state = state_folder(data, "interpolate", config, inputs)
     frames = state / "frames"
@@ -78,10 +78,10 @@ def _write_shards(folder: Path, batches: Iterable[tuple[str, np.ndarray]]) -> No
     made: dict[str, list[np.ndarray]] = {}
     for name, frames in batches:
         for finished in [other for other in made if other != name]:
-            write_array(folder / finished, np.concatenate(made.pop(finished)))
+            write_array(folder / finished, np.concatenate(made.pop(finished)), durable=True)
         made.setdefault(name, []).append(frames)
     for name, parts in made.items():
-        write_array(folder / name, np.concatenate(parts))
+        write_array(folder / name, np.concatenate(parts), durable=True)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _imaginer(params: Params, data: Path, pairs: Pairs) -> Iterator[tuple[Imagin
         from procap.training.batches import each_batch
         from procap.training.runtime import start_runtime
 
-        device = start_runtime(**dict(params.hardware)).device
+        device = start_runtime(**params.machine).device
         yield _halving(params, pairs, device), partial(each_batch, device=device)
 
 

@@ -1,6 +1,7 @@
 """pretrain: stage 1, explicit procedure modelling (paper, section 3.1), on cached features and tokens."""
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,24 @@ from procap.files import atomic_folder, write_json
 from procap.models.build import build, count_weights
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
 from procap.procedure.masking import Masking
-from procap.procedure.objective import Counting, ProcedureBatch, Weights, objective
+from procap.procedure.objective import Counting, ProcedureBatch, Weights, draw, losses, objective, weigh
 from procap.report import Report, silent
-from procap.steps.sources import caption_ids, encoder_config, read_vocabulary
+from procap.steps.sources import caption_ids, encoder_config, make_plan, read_vocabulary
 from procap.training.checkpoint import load_tensors, save_tensors
 from procap.training.history import draw_history, write_history
-from procap.training.loop import Plan, Progress, train
+from procap.training.loop import Progress, train
 from procap.training.optimiser import make_optimiser
 from procap.training.randomness import batch_rows, torch_generator
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
+from procap.training.team import join_team
 
 READINGS = ("msm_loss", "align_loss", "csy_loss", "msm_accuracy", "align_accuracy", "csy_accuracy")
 
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
     """Write ``data/pretrain``: encoder.safetensors, encoder.json, metrics.json, history.csv."""
-    settings, runtime = params.pretrain, start_runtime(**dict(params.hardware))
+    settings, runtime = params.pretrain, start_runtime(**params.machine)
     vocabulary = read_vocabulary(data)
     config = encoder_config(params, data, vocabulary, frames=params.frames)
     source = Procedures(data, vocabulary, runtime)
@@ -45,10 +47,16 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     counting = Counting(settings.negatives, settings.unseen, settings.msm_mean)
     train_rows, val_rows = source.rows("train"), source.rows("val")
 
-    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
-        rows = train_rows[batch_rows(step, len(train_rows), settings.batch, params.training_seed)]
-        with runtime.autocast():
-            return objective(encoder, source.batch(rows, generator), masking, weights, counting, generator=generator)
+    def rows_of(step: int) -> np.ndarray:
+        return train_rows[batch_rows(step, len(train_rows), settings.batch, params.training_seed)]
+
+    def terms(step: int, generator: torch.Generator, shares: Sequence[slice]) -> Iterator[tuple[dict, dict]]:
+        batch = source.batch(rows_of(step), generator)
+        draws = draw(batch, config.grid, masking, counting, generator)
+        for share in shares:
+            with runtime.autocast():
+                found = losses(encoder, batch, draws, counting, share)
+            yield weigh(*found, weights)
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
@@ -74,16 +82,16 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
             {"pretrain": settings.model_dump(), "seed": params.training_seed, "hardware": params.hardware.model_dump()},
             [*inputs, data / "sample" / "kept.npy", *(data / "tokenize").glob("*.npy")],
         )  # fmt: skip
-        plan = Plan(
-            settings.steps, settings.warmup, settings.validate_every, params.training_seed,
-            settings.schedule, settings.planned_steps,
-        )  # fmt: skip
         optimiser = make_optimiser(settings.optimiser, [(encoder, settings.learning_rate)], settings.weight_decay)
-        progress = train(
-            encoder, optimiser, terms, plan,
-            validate=validate, select="quality" if settings.selection == "val" else None,
-            state=state, report=report, what="pretrain",
-        )  # fmt: skip
+        with join_team(runtime.device) as team:
+            progress = train(
+                encoder, optimiser, terms, make_plan(settings, params.training_seed),
+                validate=validate, select="quality" if settings.selection == "val" else None,
+                state=state, report=report, what="pretrain", team=team,
+                names=lambda step: source.pairs.table["id"].to_numpy()[rows_of(step)].tolist(),
+            )  # fmt: skip
+        if not team.leads:
+            return
         final = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
     with atomic_folder(data / "pretrain") as fresh:
         save_tensors(fresh / "encoder.safetensors", dict(encoder.state_dict()))

@@ -1,6 +1,6 @@
 """What ``sample`` compares frames by: frozen features, captions, or scores that were released."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,9 +164,9 @@ def _train_two_tower(
         before, after = pictures[torch.from_numpy(rows).to(device)].unbind(dim=1)
         return before, after, words.to(device), alike.to(device)
 
-    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
+    def terms(step: int, generator: torch.Generator, _: Sequence[slice]) -> Iterator[tuple[dict, dict]]:
         rows = rows_of["train"][batch_rows(step, len(rows_of["train"]), settings.batch, params.seed)]
-        return {"matching": model.loss(*batch(rows, generator))}, {}
+        yield {"matching": model.loss(*batch(rows, generator))}, {}
 
     @torch.inference_mode()
     def validate() -> dict[str, float]:
@@ -177,10 +177,10 @@ def _train_two_tower(
         fits = alike[torch.arange(len(rows)), nearest].float().mean()
         return {"matched": float(fits), "matched_by_chance": float(alike.float().mean())}
 
-    chosen = {"sample": params.sample.model_dump(), "hardware": params.hardware.model_dump(), "seed": params.seed}
+    chosen = {"sample": params.sample.model_dump(), "hardware": params.machine, "seed": params.seed}
     state = state_folder(data, "sample", chosen, [data / "prepare"])
     optimiser = make_optimiser("adamw", [(model, settings.learning_rate)], 0.01)
-    plan = Plan(settings.steps, 0.1, max(1, settings.steps // 4), params.seed)
+    plan = Plan(settings.steps, 0.1, max(1, settings.steps // 4), params.seed, settings.batch)
     train(model, optimiser, terms, plan, validate=validate, select=None, state=state, report=report, what="two-tower")
     discard_state(state)
     return model
@@ -189,4 +189,4 @@ def _train_two_tower(
 def _device(params: Params) -> torch.device:
     from procap.training.runtime import start_runtime
 
-    return start_runtime(**dict(params.hardware)).device
+    return start_runtime(**params.machine).device

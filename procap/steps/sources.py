@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from procap.config import Params
+from procap.config import Caption, Params, Pretrain
 from procap.datasets.pairs import Pairs
 from procap.datasets.vocabulary import Vocabulary
 from procap.models.procedure_encoder import EncoderConfig
+from procap.training.loop import Plan
 
 
 def read_vocabulary(data: Path) -> Vocabulary:
@@ -32,6 +33,15 @@ def encoder_config(params: Params, data: Path, vocabulary: Vocabulary, frames: i
         heads=params.pretrain.heads,
         **params.pretrain.encoder.model_dump(),
     )
+
+
+def make_plan(settings: Pretrain | Caption, seed: int) -> Plan:
+    """How long, how fast and how carefully a stage trains."""
+    return Plan(
+        settings.steps, settings.warmup, settings.validate_every, seed, settings.batch,
+        settings.schedule, settings.planned_steps, accumulate=settings.accumulate, patience=settings.patience,
+        on_bad_loss=settings.on_bad_loss, spike=settings.spike,
+    )  # fmt: skip
 
 
 class CaptionIds:

@@ -1,5 +1,6 @@
 """tokenizer: train the VQGAN on the corpus' training frames, or import one."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,8 +29,8 @@ PLAIN = 0.4
 
 def run(params: Params, data: Path, *, report: Report = silent) -> None:
     """Write ``data/tokenizer``: vqgan.safetensors, vqgan.json, metrics.json, history.csv."""
-    settings, hardware = params.tokenizer, params.hardware
-    runtime = start_runtime(hardware.device, hardware.threads, settings.precision)
+    settings = params.tokenizer
+    runtime = start_runtime(**params.machine | {"precision": settings.precision})
     if settings.checkpoint:
         from procap.checkpoints.vqgan import import_vqgan
 
@@ -39,7 +40,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         vqgan = vqgan.to(runtime.device)
         state, progress = None, Progress()
     else:
-        sizes = {"params": params.tokenizer.model_dump(), "seed": params.seed, "hardware": params.hardware.model_dump()}
+        sizes = {"params": params.tokenizer.model_dump(), "seed": params.seed, "hardware": params.machine}
         inputs = [*(data / "prepare").glob("*.*"), *(data / "interpolate" / "frames").glob("*.npy")]
         state = state_folder(data, "tokenizer", sizes, inputs)
         vqgan, progress = _train(params, data, state, runtime, report)
@@ -101,19 +102,20 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
     )  # fmt: skip
     warmup_codes = max(1, round(PLAIN * settings.steps))
 
-    def terms(step: int, generator: torch.Generator) -> tuple[dict, dict]:
+    def terms(step: int, generator: torch.Generator, _: Sequence[slice]) -> Iterator[tuple[dict, dict]]:
         pictures = frames.pictures(batch_rows(step, len(frames), settings.batch, params.seed)).to(runtime.device)
         with runtime.autocast():
             if step == warmup_codes:
                 start_codes(vqgan, pictures, generator)
             elif step > warmup_codes and step % 50 == 0 and step < 0.9 * settings.steps:
                 revive_codes(vqgan, adversary.usage, pictures, generator)
-            return adversary.terms(vqgan, pictures, step, plain=step < warmup_codes)
+            found = adversary.terms(vqgan, pictures, step, plain=step < warmup_codes)
+        yield found
 
     def validate() -> dict[str, float]:
         return _measure(vqgan, held_out, runtime, pictures=128)[0]
 
-    plan = Plan(settings.steps, 0.05, max(50, settings.steps // 4), params.seed)
+    plan = Plan(settings.steps, 0.05, max(50, settings.steps // 4), params.seed, settings.batch)
     progress = train(
         both, optimiser, terms, plan,
         validate=validate, select=None, state=state, report=report, what="tokenizer",

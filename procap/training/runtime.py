@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from procap.errors import BadInput
+from procap.training.team import is_member
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,16 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=self.precision)
 
 
-def start_runtime(device: str, threads: int, precision: str) -> Runtime:
+def start_runtime(device: str, threads: int, precision: str, deterministic: bool = True) -> Runtime:
     """Set up this process: number of threads, deterministic algorithms; say where tensors go.
 
-    ``device`` auto takes a GPU where there is one; ``threads`` 0 means all cores.
+    ``device`` auto takes a GPU where there is one; ``threads`` 0 means all cores. Without ``deterministic``, a GPU may
+    use faster algorithms that give other bits each time; a CPU's are the same.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms also loads the compiler, for a second
+    # use_deterministic_algorithms also loads the compiler, for a second
+    torch.set_deterministic_debug_mode("warn" if deterministic else "default")
+    torch.backends.cudnn.benchmark = not deterministic
     return Runtime(choose_device(device, threads), getattr(torch, precision))
 
 
@@ -41,7 +45,7 @@ def choose_device(device: str, threads: int) -> torch.device:
     if threads:
         torch.set_num_threads(threads)
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput(
             "no CUDA device was found",
@@ -49,4 +53,9 @@ def choose_device(device: str, threads: int) -> torch.device:
             expected="a GPU that torch can use",
             do="set hardware.device to auto or cpu, or install a torch build for your GPU",
         )
-    return torch.device(device)
+    return _gpu() if device == "cuda" else torch.device(device)
+
+
+def _gpu() -> torch.device:
+    """Each process of a team has its own, and torch's choice is another process' otherwise."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if is_member() else torch.device("cuda")

@@ -24,7 +24,7 @@ def state_folder(data: Path, step: str, config: Mapping[str, Any], inputs: Seque
     folder.mkdir(parents=True, exist_ok=True)
     for other in step_folder.iterdir():
         if other != folder:
-            shutil.rmtree(other)
+            shutil.rmtree(other, ignore_errors=True)  # another process of the team may be quicker
     return folder
 
 

@@ -17,7 +17,7 @@ import os, signal, sys
 from flows.console import Terminal
 from procap.training import loop
 
-loop.CHECKPOINT_SECONDS = 0.0
+loop.STATE_SECONDS = loop.STATE_COST = 0.0
 shown = Terminal.progress
 
 def progress(self, items, what, total=None, done=0):
@@ -121,7 +121,7 @@ def test_killed_at_pretrain_and_caption_a_rebuild_gives_the_same_bytes(built, tm
         died = subprocess.run([sys.executable, "-c", DYING, *words], cwd=again, env=environment(more), timeout=600)
         assert died.returncode == -9
         said = run(again, "dvc", "repro", stage)
-        assert "continuing at update 40 of 60" in said
+        assert "continuing at update 47 of 60" in said
     run(again, "dvc", "repro")
     assert lock_hashes(again) == lock_hashes(built)
     assert "closed" in run(again, "procap", "doctor", "--fix") or "none without" in run(again, "procap", "doctor")

@@ -147,10 +147,14 @@ def test_a_terminal_gets_a_bar():
     out.isatty = lambda: True  # type: ignore[method-assign]
     terminal = Terminal("sample", out)
     for number in terminal.progress([1, 2, 3], "pairs"):
-        terminal.metrics({"loss": float(number)}, number)
+        terminal.now({"loss": 0.5 + number, "rate": 1e-3, "pairs/s": 123.4})
+        terminal.metrics({"train_loss": float(number)}, number)
+        terminal.metrics({"val_CIDEr": 70.0 + number}, number)
         terminal.note(f"note {number}")
         assert list(terminal.progress([1], "inside")) == [1]
     assert "3/3" in out.getvalue()
+    assert "loss 3.5  rate 0.001  pairs/s 123.4  val_CIDEr 73" in out.getvalue()
+    assert "train_loss" not in out.getvalue(), "the loss of this moment says more"
     assert terminal.bar is None
 
 

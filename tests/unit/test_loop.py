@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from procap.report import silent
+from procap import files
+from procap.errors import BadInput
+from procap.report import Silent
 from procap.training import loop
 from procap.training.checkpoint import (
     clone_weights,
@@ -17,6 +19,7 @@ from procap.training.checkpoint import (
 )
 from procap.training.loop import Plan, train
 from procap.training.optimiser import make_optimiser
+from procap.training.team import Team, alone
 from tests.small import generator
 
 
@@ -24,12 +27,24 @@ class Killed(BaseException):
     """As a signal would end the process."""
 
 
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.nows: list[dict] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def now(self, values) -> None:
+        self.nows.append(dict(values))
+
+
 class Training:
     """A small network that learns noisy sums; every update draws from its generator."""
 
     def __init__(
         self, state, steps: int = 100, kill: int = -1, validate_every: int = 30, select: str | None = "good",
-        optimiser: str = "adamw",
+        optimiser: str = "adamw", team: Team = alone, **plan,
     ):  # fmt: skip
         self.module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         with torch.no_grad():
@@ -37,17 +52,21 @@ class Training:
                 weight.copy_(torch.randn(weight.shape, generator=generator(1)) * 0.3)
         self.optimiser = make_optimiser(optimiser, [(self.module[0], 1e-2), (self.module, 3e-2)], 0.1)
         self.state, self.kill, self.select = state, kill, select
-        self.plan = Plan(steps, 0.1, validate_every, seed=3)
+        self.plan = Plan(steps, 0.1, validate_every, seed=3, batch=16, **plan)
+        self.report, self.team = Notes(), team
         self.validated: list[dict[str, torch.Tensor]] = []
         self.modes: list[bool] = []
 
-    def terms(self, step: int, draw: torch.Generator):
+    def terms(self, step: int, draw: torch.Generator, shares):
         if step == self.kill:
             raise Killed
         self.modes.append(self.module.training)
         x = torch.randn(16, 4, generator=draw)
-        error = F.mse_loss(self.module(x)[:, 0], x.sum(1))
-        return {"error": error, "size": 1e-3 * self.module[0].weight.square().sum()}, {"draw": float(x[0, 0])}
+        for share in shares:
+            part = len(x[share]) / len(x)
+            error = part * F.mse_loss(self.module(x[share])[:, 0], x[share].sum(1))
+            size = part * 1e-3 * self.module[0].weight.square().sum()
+            yield {"error": error, "size": size}, {"draw": part * float(x[0, 0])}
 
     def validate(self):
         self.modes.append(self.module.training)
@@ -59,14 +78,17 @@ class Training:
     def run(self):
         return train(
             self.module, self.optimiser, self.terms, self.plan, validate=self.validate, select=self.select,
-            state=self.state, report=silent, what="test",
+            state=self.state, report=self.report, what="test", names=lambda step: [f"pair {step}", "another"],
+            team=self.team,
         )  # fmt: skip
 
 
 @pytest.fixture
 def always_save(monkeypatch):
-    """A checkpoint whenever there may be one."""
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
+    """A state after every update."""
+    monkeypatch.setattr(files, "flush", lambda path: None)  # it waits for the disk
+    monkeypatch.setattr(loop, "STATE_SECONDS", -1.0)
+    monkeypatch.setattr(loop, "STATE_COST", -1.0)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +107,9 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, always_save, kills,
     got = parts.run()
     assert got == expected
     assert all(torch.equal(a, b) for a, b in zip(whole.module.parameters(), parts.module.parameters(), strict=True))
-    saved = [(tmp_path / name / "training.safetensors").read_bytes() for name in ("whole", "parts")]
+    saved = [(tmp_path / name / "state-000000100.safetensors").read_bytes() for name in ("whole", "parts")]
     assert saved[0] == saved[1]
-    assert len(parts.modes) < len(whole.modes) or kills == [5], "it began anew"
+    assert len(parts.modes) < len(whole.modes), "it began anew"
 
 
 def test_a_finished_training_is_not_repeated(tmp_path):
@@ -136,28 +158,29 @@ def test_a_loss_that_is_no_number_ends_it_at_once(tmp_path, value):
     terms = training.terms
     before = []
 
-    def spoiled(step, draw):
-        losses, readings = terms(step, draw)
-        if step == 7:
-            before.append(clone_weights(training.module))
-            losses["error"] = losses["error"] * value
-        return losses, readings
+    def spoiled(step, draw, shares):
+        for losses, readings in terms(step, draw, shares):
+            if step == 7:
+                before.append(clone_weights(training.module))
+                losses["error"] = losses["error"] * value
+            yield losses, readings
 
     training.terms = spoiled
-    with pytest.raises(FloatingPointError, match=r"test: the loss is (nan|inf) at update 7"):
+    with pytest.raises(BadInput, match=r"test: the loss is (nan|inf) at update 7\n.*update 7, pairs pair 7, another"):
         training.run()
     assert all(torch.equal(training.module.state_dict()[name], weight) for name, weight in before[0].items())
 
 
 def test_the_learning_rate_rises_and_falls():
-    plan = Plan(200, 0.1, 50, 0)
+    plan = Plan(200, 0.1, 50, 0, 1)
     rates = [plan.rate(step) for step in range(200)]
     assert rates[:3] == pytest.approx([1 / 20, 2 / 20, 3 / 20])
     assert max(rates) == rates[19] == rates[20] == 1
     assert rates[110] == pytest.approx(0.5)
     assert all(a > b for a, b in itertools.pairwise(rates[20:]))
     assert 0 < rates[-1] < 1e-3
-    assert all(0 < Plan(n, share, 1, 0).rate(s) <= 1 for n in (1, 2, 3) for share in (0.0, 0.5, 1.0) for s in range(n))
+    plans = [Plan(n, share, 1, 0, 1) for n in (1, 2, 3) for share in (0.0, 0.5, 1.0)]
+    assert all(0 < plan.rate(step) <= 1 for plan in plans for step in range(plan.steps))
 
 
 def test_each_part_learns_at_its_own_rate(tmp_path):
@@ -165,9 +188,9 @@ def test_each_part_learns_at_its_own_rate(tmp_path):
     rates = []
     terms = training.terms
 
-    def watched(step, draw):
+    def watched(step, draw, shares):
         rates.append([group["lr"] for group in training.optimiser.param_groups])
-        return terms(step, draw)
+        return terms(step, draw, shares)
 
     training.terms = watched
     training.run()

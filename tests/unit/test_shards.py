@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procap.datasets.shards import Shards, ShardWriter
+from procap.datasets import shards as shards_module
+from procap.datasets.shards import GrowingShards, Shards, ShardWriter
 from procap.errors import BadInput
+from procap.files import folder_digest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_wait_for_the_disk():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "flush", lambda path: None)
+        yield
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,3 +41,23 @@ def test_rows_of_another_shape_or_type_and_missing_shards_are_refused(tmp_path):
             writer.append(rows)
     with pytest.raises(BadInput, match="no shards"):
         Shards(tmp_path, "rows")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 17), st.integers(0, 2**16))
+def test_shards_that_grow_in_several_lives_are_those_of_one(tmp_path_factory, size, total, seed):
+    """Killed after any rows, of which any number was kept, and begun again, as often as chance wants."""
+    one, other = (tmp_path_factory.mktemp(name) for name in ("one", "other"))
+    rows, chance = np.arange(total * 2, dtype=np.int16).reshape(-1, 2), np.random.default_rng(seed)
+    with ShardWriter(one, "rows", (2,), np.int16, rows_per_shard=size) as writer:
+        writer.append(rows)
+    kept = written = 0
+    while written < total:
+        growing = GrowingShards(other, "rows", (2,), np.int16, total, kept, size)
+        middle, written = sorted(chance.integers(kept, total + 1, 2).tolist())
+        growing.append(rows[kept:middle])
+        growing.append(rows[middle:written])
+        growing.close()
+        kept = int(chance.integers(kept, written + 1))
+    assert folder_digest(one) == folder_digest(other)
+    assert np.array_equal(Shards(other, "rows")[:], rows)

@@ -1,7 +1,16 @@
-import pytest
+import errno
+import os
+import subprocess
+import sys
 
-from procap.files import atomic_folder, file_digest, folder_digest, publish, write_json
+import pytest
+import torch
+
+from procap import files
+from procap.errors import refusal
+from procap.files import atomic_folder, file_digest, folder_digest, publish, replacing, write_json
 from procap.training import state
+from procap.training.checkpoint import save_state
 from procap.training.state import discard_state, state_folder
 
 
@@ -86,3 +95,47 @@ def test_json_bytes_depend_on_the_value_alone(tmp_path):
     write_json(tmp_path / "b.json", {"a": "é", "b": 1})
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "a": "é",\n  "b": 1\n}\n'
+
+
+def write_half(target, error):
+    with replacing(target, durable=True) as partial:
+        partial.write_text("half")
+        raise error
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_is_named(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("before")
+    for error in (OSError(errno.ENOSPC, "No space left on device"), ValueError("no")):
+        with pytest.raises(type(error)) as caught:
+            write_half(target, error)
+        assert caught.value is error
+        assert [path.name for path in tmp_path.iterdir()] == ["target"]
+        assert target.read_text() == "before"
+        assert getattr(error, "filename", str(target)) == str(target)
+    told = refusal(OSError(errno.ENOSPC, "No space left on device"))
+    assert "No space left on device" in str(told)
+    assert refusal(OSError(errno.EPIPE, "Broken pipe")) is None
+    with replacing(target, durable=True) as partial:
+        partial.write_text("after")
+    assert target.read_text() == "after"
+
+
+def test_what_a_killed_process_left_of_a_folder_goes_and_what_a_living_one_makes_stays(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for number in (gone.pid, os.getppid()):
+        write_json(tmp_path / f"target.{number}.partial" / "half.json", 1)
+    with atomic_folder(tmp_path / "target") as fresh:
+        write_json(fresh / "whole.json", 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"target", f"target.{os.getppid()}.partial"}
+
+
+def test_what_must_last_is_on_the_disk_before_and_after_it_takes_its_place(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(files, "flush", lambda path: flushed.append((path.name, (tmp_path / "target").exists())))
+    with replacing(tmp_path / "target", durable=True) as partial:
+        partial.write_text("new")
+    assert flushed == [(partial.name, False), (tmp_path.name, True)]
+    save_state(tmp_path, 3, {"a": torch.zeros(2)}, {})
+    assert [name.partition(".")[0] for name, _ in flushed[2:]] == ["state-000000003", tmp_path.name]

@@ -1,6 +1,7 @@
 """tokenize: what it keeps is what a fresh encoding gives, for the frames that the table names."""
 
 import json
+import resource
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 
 from procap.config import check_params
+from procap.datasets import shards
 from procap.datasets.pairs import Pairs
 from procap.datasets.shards import Shards, ShardWriter
+from procap.errors import refusal
 from procap.files import folder_digest, write_json
 from procap.models.vqgan import encode_frames
 from procap.procedure.warping import affine_matrices, shift_colours, transform
+from procap.report import Silent
 from procap.steps import tokenize
 from procap.training.checkpoint import save_tensors
 from tests.small import VQGAN_CONFIG, small_vqgan
@@ -129,3 +133,72 @@ def test_the_same_bytes_again(done, tmp_path):
     summary = json.loads((done / "tokenize" / "summary.json").read_text())
     tokens = Shards(done / "tokenize", "tokens")[:]
     assert summary == {"frames": tokens.shape[0] * (L + 2), "codes_used": len(np.unique(tokens)) / 16}
+
+
+class Killed(BaseException):
+    """Like SIGKILL: what was not kept is lost."""
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("tidy", [True, False], ids=["stopped", "killed"])
+def test_killed_it_goes_on_after_what_it_had_kept(done, tmp_path, monkeypatch, at, tidy):
+    earlier_steps(tmp_path / "data")
+    monkeypatch.setattr(shards, "SHARD_BYTES", 6 * (L + 2) * 16 * 8 * 2)  # several shards, batches across their ends
+    monkeypatch.setattr(shards, "flush", lambda path: None)  # it waits for the disk
+    monkeypatch.setattr(tokenize, "KEPT_SECONDS", 0.0)
+    encode, calls = tokenize.encode_pictures, []
+
+    def dying(*arguments):
+        calls.append(1)
+        if len(calls) > at:
+            if not tidy:
+                monkeypatch.setattr(tokenize._Growing, "__exit__", lambda *_: None)
+            raise Killed
+        return encode(*arguments)
+
+    monkeypatch.setattr(tokenize, "encode_pictures", dying)
+    with pytest.raises(Killed):
+        tokenize.run(small_params(), tmp_path / "data")
+    assert not (tmp_path / "data" / "tokenize").exists()
+    monkeypatch.setattr(tokenize, "encode_pictures", lambda *given: (calls.append(1), encode(*given))[1])
+    heard = Counted()
+    tokenize.run(small_params(), tmp_path / "data", report=heard)
+    assert heard.counted == [(4, at)]
+    assert len(calls) == 4 + 1, "no batch twice but the one it was at"
+    assert len(Shards(tmp_path / "data" / "tokenize", "features").paths) == 3
+    for name in ("features", "tokens", "warped"):
+        assert np.array_equal(Shards(tmp_path / "data" / "tokenize", name)[:], Shards(done / "tokenize", name)[:])
+    for name in ("warped_frames.npy", "summary.json"):
+        assert (tmp_path / "data" / "tokenize" / name).read_bytes() == (done / "tokenize" / name).read_bytes()
+    assert not list((tmp_path / ".state" / "tokenize").iterdir())
+
+
+class Counted(Silent):
+    def __init__(self) -> None:
+        self.counted: list[tuple] = []
+
+    def progress(self, items, what, total=None, done=0):
+        self.counted.append((total, done))
+        yield from items
+
+
+def test_without_room_it_says_so_and_goes_on_later(done, tmp_path):
+    earlier_steps(tmp_path / "data")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filling(Silent):
+        def progress(self, items, what, total=None, done=0):
+            for number, item in enumerate(items):
+                if number == 2:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+                yield item
+
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            tokenize.run(small_params(), tmp_path / "data", report=Filling())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refusal(caught.value).where.endswith("-00000.npy")
+    assert not (tmp_path / "data" / "tokenize").exists()
+    tokenize.run(small_params(), tmp_path / "data")
+    assert folder_digest(tmp_path / "data" / "tokenize") == folder_digest(done / "tokenize")

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from procap.config import load_params
@@ -147,15 +148,22 @@ sys.exit(main(["sample"]))
 """
 
 
-def start_stand_in(workspace: Path) -> subprocess.Popen:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW"))}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
-    process = subprocess.Popen([sys.executable, "-c", STAND_IN], cwd=workspace, env=environment)
+def stand_in_environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "DVC"))}
+    return kept | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
     end = time.monotonic() + 60
-    while not (workspace / "started").exists():
+    while not path.exists():
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def start_stand_in(workspace: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", STAND_IN], cwd=workspace, env=stand_in_environment())
+    wait_for(workspace / "started", process)
     return process
 
 
@@ -167,6 +175,44 @@ def test_a_signal_ends_the_run_as_killed(store, workspace, number, status):
     run = only_run(store)
     assert run.info.status == "KILLED"
     assert run.data.metrics == {"loss": 1.0}
+
+
+FULL = """
+import errno, sys, types
+step = types.ModuleType("procap.steps.sample")
+def run(params, data, *, report):
+    raise OSError(errno.ENOSPC, "No space left on device", "data/sample/kept.npy")
+step.run = run
+sys.modules["procap.steps.sample"] = step
+from flows.stage import main
+sys.exit(main(["sample"]))
+"""
+
+
+def test_a_full_disk_is_a_complaint_and_status_2(store, workspace):
+    done = subprocess.run([sys.executable, "-c", FULL], env=stand_in_environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "data/sample/kept.npy" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert only_run(store).info.status == "FAILED"
+
+
+def test_a_stage_whose_dvc_is_gone_ends_as_after_a_signal(store, workspace):
+    """The words `dvc` and the mark of a stage are all that it looks for; a shell stands in for the command."""
+    (workspace / "dvc").write_text(f"#!/bin/sh\n{sys.executable} -c '{STAND_IN}' &\necho $! > pid\nwait\n")
+    (workspace / "dvc").chmod(0o755)
+    environment = stand_in_environment() | {"DVC_STAGE": "sample"}
+    dvc = subprocess.Popen(["/bin/sh", str(workspace / "dvc")], cwd=workspace, env=environment)
+    wait_for(workspace / "started", dvc)
+    stage = psutil.Process(int((workspace / "pid").read_text()))
+    dvc.kill()
+    dvc.wait()
+    end = time.monotonic() + 20
+    while stage.is_running() and stage.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert only_run(store).info.status == "KILLED"
 
 
 def test_the_doctor_closes_what_kill_9_leaves(store, workspace):
@@ -206,12 +252,18 @@ def test_finalize_wants_a_clean_tree_and_tags_what_was_committed(store, tracked,
     assert run.data.tags["procap.commit"] == head != run.data.tags["git.commit"]
 
 
-def test_numbers_are_sent_in_batches(store, tracked, monkeypatch):
+@pytest.mark.parametrize("seconds", [10.0, 0.0])
+def test_numbers_are_sent_in_batches_of_at_least_50_updates(store, tracked, monkeypatch, seconds):
+    from flows import tracking
+
+    monkeypatch.setattr(tracking, "FLUSH_SECONDS", seconds)
     calls = []
     with tracked() as tracker:
         send = tracker.client.log_batch
-        monkeypatch.setattr(tracker.client, "log_batch", lambda *a, **k: (calls.append(1), send(*a, **k)))
+        count = lambda *a, **k: (calls.append(len(k["metrics"])), send(*a, **k))  # noqa: E731
+        monkeypatch.setattr(tracker.client, "log_batch", count)
         for step in range(1500):
             tracker.metrics({"loss": float(step)}, step=step)
-    assert len(calls) <= 3
+    assert min(calls[:-1]) >= 50
+    assert len(calls) <= (3 if seconds else 30)
     assert len(store.get_metric_history(only_run(store).info.run_id, "loss")) == 1500
