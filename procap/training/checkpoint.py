@@ -70,7 +70,7 @@ def _digest(tensors: Mapping[str, Tensor], facts: Any) -> str:
     total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -26,5 +26,5 @@ def undisturbed() -> Iterator[list[int]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        for number in waiting[:1]:
-            signal.raise_signal(number)
+        for asked in waiting[:1]:
+            signal.raise_signal(asked)
