@@ -74,7 +74,8 @@ class Terminal(Silent):
                 rate = (done - began_at) / (time.monotonic() - start)
                 left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
                 self._line(f"{what} {done}{f'/{total}' if total else ''}{left}  {self._shown()}".rstrip())
-        self.current = ""
+        if self.bar is None:
+            self.current = ""
         self._line(f"{what} {done}{f'/{total}' if total else ''} in {time.monotonic() - start:.1f} s")
 
     def _shown(self) -> str:
