@@ -98,7 +98,7 @@ def bundled(monkeypatch, params):
         bundle = StubCaptioner(iter(sentences), frames)
         stub = SimpleNamespace(load_captioner=lambda folder, device: bundle)
         monkeypatch.setitem(sys.modules, "procap.captioning.captioner", stub)
-        runtime = SimpleNamespace(start_runtime=lambda *_: SimpleNamespace(device=torch.device("cpu")))
+        runtime = SimpleNamespace(start_runtime=lambda **_: SimpleNamespace(device=torch.device("cpu")))
         monkeypatch.setitem(sys.modules, "procap.training.runtime", runtime)
         return bundle
 

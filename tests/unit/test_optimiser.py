@@ -37,15 +37,15 @@ def test_parameters_and_factories_know_the_same_names():
 
 def test_stage_one_warms_up_along_a_logarithm():
     """200 000 updates, 5000 of them rising to 1e-4; where the reference continues a run it does not rise again."""
-    rates = [1e-4 * Plan(200_000, 0.025, 1, 0, "log_warmup").rate(step) for step in GIVEN["stage1_steps"]]
+    rates = [1e-4 * Plan(200_000, 0.025, 1, 0, 1, "log_warmup").rate(step) for step in GIVEN["stage1_steps"]]
     assert rates == pytest.approx(GIVEN["stage1_lr"], rel=1e-9)
-    resumed = [1e-4 * Plan(200_000, 0.0, 1, 0, "log_warmup").rate(step) for step in GIVEN["stage1_steps"]]
+    resumed = [1e-4 * Plan(200_000, 0.0, 1, 0, 1, "log_warmup").rate(step) for step in GIVEN["stage1_steps"]]
     assert resumed == pytest.approx(GIVEN["stage1_lr_resumed"], rel=1e-9)
 
 
 @pytest.mark.parametrize("steps", [1000, 560])
 def test_stage_two_rises_and_falls_straight_and_may_stop_early(steps):
-    plan = Plan(steps, 0.1, 1, 0, "warmup_linear", planned=1000)
+    plan = Plan(steps, 0.1, 1, 0, 1, "warmup_linear", planned=1000)
     factors = [plan.rate(step) for step in GIVEN["stage2_steps"]]
     assert factors == pytest.approx(GIVEN["stage2_factor"], abs=1e-9)
 
