@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, Pairs
+from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, UNKNOWN_CHANGE, Pairs
 from procap.evaluation.data_card import DOUBTFUL, PER_TYPE, card
 from procap.evaluation.quality import Finding, all_facts
 from procap.evaluation.rules import Thresholds, rules
@@ -25,6 +25,7 @@ def shown(tmp_path_factory):
     table.loc[36:, "split"] = SHIFT
     table.at[0, "captions"] = ["<b>red</b> & blue", "no change"]
     table.at[7, "mask"] = -1
+    table.at[39, "change_type"] = UNKNOWN_CHANGE
     pairs = Pairs(folder, table)
     facts = all_facts(pairs, LIMITS)
     ids = table["id"].tolist()
@@ -54,14 +55,14 @@ def bars(page: str, title: str) -> dict[str, int]:
 def test_counts_are_those_of_the_table(shown):
     pairs, _, page = shown
     assert re.findall(r"<tr><th>.*?</tr>", page, re.DOTALL)[0].count("number") == len(SPLITS)
-    for kind in (*CHANGE_TYPES, NO_CHANGE):
+    for kind in (*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE):
         (row,) = re.findall(rf"<tr><td>{kind}</td>.*?</tr>", page, re.DOTALL)
         of_kind = pairs.table[pairs.table["change_type"] == kind]["split"]
         assert list(map(int, re.findall(r'number">(\d+)<', row))) == [(of_kind == split).sum() for split in SPLITS]
     tiles = dict(re.findall(r'tile"><span>(.*?)</span><b>(.*?)</b>', page))
     splits = Counter(pairs.table["split"])
     assert {split: int(tiles[split]) for split in SPLITS} == splits
-    assert (tiles["pairs"], tiles["unchanged"], tiles["with a mask"]) == ("40", "50 %", "98 %")
+    assert (tiles["pairs"], tiles["unchanged"], tiles["with a mask"]) == ("40", "48 %", "98 %")
     assert (tiles["captions"], tiles["critical"], tiles["warnings"]) == ("80", "1", "1")
 
 

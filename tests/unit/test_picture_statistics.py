@@ -58,6 +58,18 @@ def test_doubles_are_those_of_comparing_all_with_all(bits, at_once, monkeypatch)
     assert 5 < alike.any(axis=1).sum() < len(found)
 
 
+@pytest.mark.parametrize("bits", [0, 1, 3, 8])
+def test_no_hash_within_so_many_bits_is_passed_over(bits):
+    draw = np.random.default_rng(bits)
+    hashes = draw.integers(0, 2**63, 60, dtype=np.uint64)
+    flips = [sum(1 << int(place) for place in draw.permutation(64)[:bits]) for _ in hashes]
+    others = hashes ^ np.array(flips, np.uint64)
+    homes = np.repeat([0, 1], len(hashes))
+    blocks = picture_statistics._within(np.concatenate([hashes, others]), homes, bits)
+    found = {pair for block in blocks for pair in zip(*block, strict=True)}
+    assert found == {(one, one + len(hashes)) for one in range(len(hashes))}
+
+
 def test_neither_hashes_nor_pixels_alone_make_a_double():
     flat = 100 + DRAW.integers(0, 2, (2, SIDE, SIDE, 3), dtype=np.uint8)
     seen = looks([np.concatenate([flat, PICTURES[:1, :SIDE, :SIDE] // 2, PICTURES[:1, :SIDE, :SIDE] // 2 + 60])])

@@ -100,6 +100,8 @@ def test_camera_and_lamps_travel_evenly_and_the_camera_the_short_way_round():
         assert view.lamps == (Lamp((1 + t, 2 - t, 5.0), 1 + t, 10 + 8 * t),)
         assert max(math.dist(view.camera.eye, eye) for eye in eyes) < math.dist(*eyes)
         assert view.camera.eye[2] == 5 - t
+        far, other = (math.hypot(*eye[:2]) for eye in eyes)
+        assert math.hypot(*view.camera.eye[:2]) == pytest.approx((1 - t) * far + t * other), "around, not across"
 
 
 @few
