@@ -264,6 +264,9 @@ def test_what_a_corpus_promises():
     for corpus in ("levir_cc", "levir_mci"):
         assert "repeated" not in severity[corpus], "the references of published scores"
         assert asked[corpus]["enough_captions"]["min_value"] == 5
+    bounds = {name: asked["table"][name].get("max_value") for name in ("short_enough", "alike", "mask_large")}
+    assert bounds == {"short_enough": LIMITS.most_words, "alike": LIMITS.drift, "mask_large": LIMITS.largest_mask}
+    assert asked["table"]["balanced"]["min_value"] == LIMITS.rarest_change
     for corpus in PROMISES:
         assert "test_shift" in asked[corpus]["splits_known"]["value_set"]
         known = set(asked[corpus]["types_known"]["value_set"])
