@@ -6,7 +6,6 @@ record holds the digest of its parameters and code; an interrupted one continues
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,12 +21,12 @@ from flows.process import child_environment, end_families
 from flows.store import connect, experiment_id, tracking_uri, workspace_lock
 from flows.tables import HOME, Job, Table, base_params, chosen, jobs, read_table
 from flows.tracking import Tracker, flatten
-from flows.watching import elsewhere, watch
+from flows.watching import watch
+from flows.worktrees import bring_corpus, bring_files, cache_folder, check_out, share_cache
 from procap.config import check_params
 from procap.errors import BadInput
 from procap.evaluation.scores import flat
 from procap.files import write_json
-from procap.steps import STEPS
 
 Part = frozenset[str]
 """Digests of stages that the same jobs need."""
@@ -86,7 +85,7 @@ def ablate(
         say(f"table {name}: {len(todo)} to run, {len(outcome.earlier)} finished earlier")
         status = "KILLED"
         try:
-            cache = _cache_folder(root)
+            cache = cache_folder(root)
             for job in todo:
                 _end_leftover(job.folder(home))
                 make_worktree(root, job.folder(home), commit, job, cache)
@@ -157,16 +156,11 @@ def make_worktree(root: Path, folder: Path, commit: str, job: Job, cache: Path) 
 
     Raises BadInput where the worktree would run other code than the workspace, because git does not know all files.
     """
-    if (folder / ".git").exists():
-        words = ["-C", str(folder), "checkout", "--quiet", "--detach", "--force", commit]
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        words = ["-C", str(root), "worktree", "add", "--quiet", "--detach", "--force", str(folder), commit]
-    subprocess.run(["git", "-c", f"core.hooksPath={os.devnull}", *words], check=True)
+    check_out(root, folder, commit)
     write_params(folder / "params.yaml", job.params, source=f"row '{job.row.name}'")
-    _share_cache(root, folder, cache)
-    _bring_corpus(root, folder, Path("data/raw") / job.params["dataset"]["name"])
-    _bring_files(root, folder, job.params)
+    share_cache(root, folder, cache)
+    bring_corpus(root, folder, Path("data/raw") / job.params["dataset"]["name"])
+    bring_files(root, folder, job.params)
     watch(folder, job.params)
     there = plan_digests(folder, job.target, job.params)
     if other := [stage for stage, digest in job.digests.items() if there.get(stage) != digest]:
@@ -176,40 +170,6 @@ def make_worktree(root: Path, folder: Path, commit: str, job: Job, cache: Path) 
             expected="dvc.yaml and the code it names under git's control (committed or not)",
             do="`git add` the new files",
         )
-
-
-def _share_cache(root: Path, folder: Path, cache: Path) -> None:
-    from configobj import ConfigObj  # the form of DVC's own files
-
-    settings = ConfigObj()
-    if (root / ".dvc" / "config.local").exists():
-        settings.merge(ConfigObj(str(root / ".dvc" / "config.local")))
-    settings.setdefault("cache", {})["dir"] = str(cache)
-    settings.filename = str(folder / ".dvc" / "config.local")
-    settings.write()
-
-
-def _bring_corpus(root: Path, folder: Path, corpus: Path) -> None:
-    if (folder / f"{corpus}.dvc").exists():
-        subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", f"{corpus}.dvc"], cwd=folder, check=True)
-    elif (root / corpus).exists() and not (folder / corpus).exists():
-        (folder / corpus).parent.mkdir(parents=True, exist_ok=True)
-        (folder / corpus).symlink_to((root / corpus).resolve())
-
-
-def _bring_files(root: Path, folder: Path, params: Mapping[str, Any]) -> None:
-    """Link what the parameters name by a path within the workspace, where git did not bring it."""
-    for step in STEPS:
-        for path in elsewhere(root, step, params).values():
-            if not (folder / path).exists():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).symlink_to((root / path).resolve())
-
-
-def _cache_folder(root: Path) -> Path:
-    words = [sys.executable, "-m", "dvc", "cache", "dir"]
-    told = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
-    return root.resolve() / told.stdout.strip()
 
 
 @contextmanager

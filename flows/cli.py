@@ -113,15 +113,31 @@ def config_show(section: Annotated[str | None, typer.Argument(help="One section 
     yaml.dump(values if section is None else {section: values[section]}, sys.stdout)
 
 
-@app.command(epilog="Examples:  procap doctor  |  procap doctor --fix")
+@app.command(epilog="Examples:  procap doctor  |  procap doctor --fix  |  procap doctor --json")
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="Close MLflow runs whose process is gone.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Close runs, locks and leftovers whose process is gone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of findings.")] = False,
 ) -> None:
-    """Look at Java, git, DVC, disk, packages, and MLflow runs that nobody works on any more."""
-    from flows.upkeep import examine
+    """Look at everything the pipeline leans on, and say what to do about what is not well.
 
+    Packages, Java, GPU, git, disk, DVC's locks and remotes, both servers, runs without a process, leftovers.
+    Exit status: 0, nothing will fail; 1, something will.
+    """
+    import json
+    from dataclasses import asdict
+
+    from flows.doctor import examine
+
+    findings = []
     for finding in examine(Path.cwd(), fix):
-        typer.echo(f"{'ok  ' if finding.well else 'LOOK'} {finding.what:18} {finding.seen}")
+        findings.append(finding)
+        if not as_json:
+            do = f"\n     {'':18} -> {finding.do}" if finding.do and not finding.well else ""
+            typer.echo(f"{'ok  ' if finding.well else 'LOOK'} {finding.what:18} {finding.seen}{do}")
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    if not all(finding.well or not finding.needed for finding in findings):
+        sys.exit(1)
 
 
 @app.command(epilog="Example:  dvc repro && git add dvc.lock data && git commit -m 'Rebuild' && procap finalize")
@@ -303,6 +319,93 @@ def metrics() -> None:
 
 
 @app.command(
+    epilog="Examples:  procap promote --dry-run  |  procap promote --from 3 --metric change_accuracy --margin -0.01"
+)
+def promote(
+    source: Annotated[str, typer.Option("--from", help="The version: an alias or a number.")] = "challenger",
+    metric: Annotated[str, typer.Option(help="CIDEr, ROUGE-L, SPICE, change_accuracy, ...")] = "CIDEr",
+    margin: Annotated[float, typer.Option(help="The 95 % interval of the gain has to lie above it.")] = 0.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; move nothing.")] = False,
+    model: Annotated[str | None, typer.Option(help="Registered model; register.name of params.yaml.")] = None,
+) -> None:
+    """Make a registered version the champion, if it is shown to be better and everything else is in order.
+
+    Exit status: 0, it serves (or would); 1, a condition does not hold; 2, there is nothing to judge.
+    """
+    from flows.promotion import promote as judge_and_move
+
+    name = model or _registered_name()
+    done = judge_and_move(Path.cwd(), name, source=source, metric=metric, margin=margin, dry_run=dry_run)
+    _show_decision(done, "would serve now" if dry_run else "serves now")
+
+
+@app.command(epilog="Example:  procap rollback")
+def rollback(
+    model: Annotated[str | None, typer.Option(help="Registered model; register.name of params.yaml.")] = None,
+) -> None:
+    """Let the previous champion serve again; a second rollback undoes the first."""
+    from flows.promotion import rollback as go_back
+
+    _show_decision(go_back(Path.cwd(), model or _registered_name()), "serves again")
+
+
+@app.command(
+    epilog="Examples:  procap lineage models:/procap@champion  |  procap lineage models:/procap/3 --verify"
+)
+def lineage(
+    model: Annotated[str, typer.Argument(help="models:/<name>@<alias> or models:/<name>/<version>.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Make it again in a worktree and compare bytes.")] = False,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="With --verify: compute everything, take nothing from DVC's cache.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say where a registered model comes from: commit, parameters, data, versions, and how to make it again.
+
+    Exit status with --verify: 0, every output has the bytes on record; 1, some have not.
+    """
+    import json
+    from dataclasses import asdict
+
+    from flows import origin
+
+    found = origin.origin(Path.cwd(), model)
+    same = origin.verify(Path.cwd(), found, scratch=scratch, say=_aside) if verify else []
+    if as_json:
+        told: dict[str, Any] = {"name": found.name, "version": found.version, "commit": found.commit, **found.facts}
+        told |= {"again": origin.commands(found)}
+        typer.echo(json.dumps(told | ({"verified": [asdict(one) for one in same]} if verify else {}), indent=2))
+    else:
+        for line in origin.lines(found) if not verify else ():
+            typer.echo(line)
+        for one in same:
+            differs = "" if one.holds else f", not {one.recorded}"
+            typer.echo(f"{'same' if one.holds else 'DIFFERS'}  {one.made:36}  {one.path}{differs}")
+    if verify and not all(one.holds for one in same):
+        sys.exit(1)
+
+
+def _aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _registered_name() -> str:
+    from procap.config import load_params
+
+    return load_params(Path("params.yaml")).register_.name
+
+
+def _show_decision(done: Any, moved: str) -> None:
+    for gate in done.verdict.gates:
+        typer.echo(f"{'ok  ' if gate.passed else 'NO  '} {gate.name:12} {gate.seen}")
+    if not done.verdict.promoted:
+        serves = f"version {done.before.champion} serves as before" if done.before.champion else "nobody serves"
+        typer.echo(f"not promoted: {serves}", err=True)
+        sys.exit(1)
+    typer.echo(f"models:/{done.model}@champion: version {done.wanted} {moved}")
+
+
+@app.command(
     epilog="Examples:  procap ablate components --seeds 3 --jobs 2  |  procap ablate k --preset smoke --rows 'k 1,k 2'"
 )
 def ablate(
@@ -411,25 +514,30 @@ def up(
     from contextlib import nullcontext
 
     from flows.deployment import worker
-    from flows.servers import mlflow_server, prefect_server, prepare_store, running
+    from flows.servers import mlflow_server, prefect_server, prepare_store, running, watch
+    from flows.store import show_uri
 
-    root = Path.cwd()
+    root, logs = Path.cwd(), Path.cwd() / ".procap" / "logs"
     if not (root / "dvc.yaml").exists():
         raise BadInput("no pipeline is here", where=str(root), expected="dvc.yaml", do="run from the project's folder")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if (known := os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("http"):
+        raise BadInput(
+            "MLflow runs somewhere already", where=f"MLFLOW_TRACKING_URI={show_uri(known)}", expected="none",
+            do="use that one, or unset the variable to start one here",
+        )  # fmt: skip
     prepare_store(root)
     servers = [mlflow_server(root, mlflow_port), prefect_server(root, prefect_port)]
     addresses = {"MLFLOW_TRACKING_URI": servers[0].address, "PREFECT_API_URL": f"{servers[1].address}/api"}
     typer.echo("starting MLflow and Prefect ...")
     try:
-        with running(servers, root / ".procap" / "logs"), worker(root, addresses) if with_worker else nullcontext():
+        with running(servers, logs) as processes, worker(root, addresses) if with_worker else nullcontext():
             typer.echo(f"MLflow   {servers[0].address}\nPrefect  {servers[1].address}\n\nin another shell:")
             for name, value in addresses.items():
                 typer.echo(f"  export {name}={value}")
             typer.echo("\nCtrl-C stops everything.")
             sys.stdout.flush()
-            while True:
-                signal.pause()
+            watch(servers, processes, logs)
     except KeyboardInterrupt:
         typer.echo("stopped")
 

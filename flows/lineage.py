@@ -21,6 +21,9 @@ from procap.errors import BadInput
 
 CODE = ".py"
 
+OF_PEOPLE = ("--", ".", ":(exclude)dvc.lock", ":(exclude)data")
+"""Paths for git: all but what the pipeline itself writes."""
+
 
 @dataclass(frozen=True)
 class Declaration:
@@ -212,25 +215,30 @@ def git_facts(root: Path) -> dict[str, str]:
 
     What the pipeline itself rewrites (``dvc.lock``, ``data/``) does not make a tree dirty.
     """
-    ours = ("--", ".", ":(exclude)dvc.lock", ":(exclude)data")
     commit = git(root, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changed = git(root, "status", "--porcelain", *ours) or ""
+    changed = git(root, "status", "--porcelain", *OF_PEOPLE) or ""
     facts = {"git.commit": commit, "mlflow.source.git.commit": commit, "git.dirty": str(bool(changed)).lower()}
     if changed:
-        difference = git(root, "diff", "HEAD", "--binary", *ours) or ""
+        difference = git(root, "diff", "HEAD", "--binary", *OF_PEOPLE) or ""
         facts["git.diff_sha256"] = hashlib.sha256((changed + "\n" + difference).encode()).hexdigest()
     return facts
 
 
 def git(root: Path, *words: str) -> str | None:
     """What a git command prints, stripped; None where it fails or git is absent."""
+    printed = git_bytes(root, *words)
+    return None if printed is None else printed.decode("utf-8", "replace").strip()
+
+
+def git_bytes(root: Path, *words: str) -> bytes | None:
+    """What a git command prints, as it is; None where it fails or git is absent."""
     try:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode("utf-8", "replace").strip()
+    return done.stdout
 
 
 def rebuild_key() -> str:
@@ -240,7 +248,7 @@ def rebuild_key() -> str:
     import psutil
 
     process = dvc_above() or psutil.Process()
-    return f"{socket.gethostname()}-{process.pid}-{process.create_time():.0f}"
+    return f"{socket.gethostname()}-{process.pid}-{_started(process)}"
 
 
 def dvc_above() -> Any:
@@ -261,8 +269,18 @@ def process_facts(pid: int | None = None) -> dict[str, str]:
     import psutil
 
     process = psutil.Process(pid)
-    started = f"{process.create_time():.2f}"
-    return {"procap.host": socket.gethostname(), "procap.pid": str(process.pid), "procap.pid_started": started}
+    facts = {"procap.host": socket.gethostname(), "procap.pid": str(process.pid)}
+    return facts | {"procap.pid_started": _started(process)}
+
+
+def _started(process: Any) -> str:
+    """Tells a process from a later one with its number, also after somebody set the clock."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+        ticks = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return f"{boot}-{ticks}"
+    except OSError:  # no Linux, or it is gone
+        return f"{process.create_time():.2f}"
 
 
 def is_dead(tags: dict[str, str]) -> bool:
@@ -273,8 +291,6 @@ def is_dead(tags: dict[str, str]) -> bool:
         return False
     try:
         process = psutil.Process(int(tags["procap.pid"]))
-        return (
-            f"{process.create_time():.2f}" != tags.get("procap.pid_started") or process.status() == psutil.STATUS_ZOMBIE
-        )
+        return _started(process) != tags.get("procap.pid_started") or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True

@@ -25,7 +25,11 @@ def child_environment(flow_run: str) -> dict[str, str]:
 
 
 def stream(
-    words: Sequence[str], environment: Mapping[str, str], say: Callable[[str], Any], keep: int = 20
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    say: Callable[[str], Any],
+    keep: int = 20,
+    folder: Path | None = None,
 ) -> tuple[int, list[str]]:
     """Run a command, say each line as it comes; (exit status, last lines).
 
@@ -33,7 +37,7 @@ def stream(
     interrupted alone, they are asked to end too.
     """
     process = subprocess.Popen(
-        words, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        words, cwd=folder, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, encoding="utf-8", errors="replace", bufsize=1,
     )  # fmt: skip
     tail: list[str] = []

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flows.evidence import Evidence, keep
 from procap.errors import BadInput
 
 SERVED = Path(__file__).parent / "serving" / "model.py"
@@ -21,11 +22,17 @@ DIGEST, VERIFIED = "procap.bundle", "procap.verified"
 
 
 def register(
-    client: Any, run_id: str, bundle: Path, name: str, tags: Mapping[str, str], alias: str | None
+    client: Any,
+    run_id: str,
+    bundle: Path,
+    name: str,
+    tags: Mapping[str, str],
+    alias: str | None,
+    evidence: Evidence | None = None,
 ) -> dict[str, Any]:
     """Make a version of ``name`` from a bundle, or find the one that holds it already; then set the alias.
 
-    The version is loaded back and asked for one caption before it counts.
+    The version is loaded back and asked for one caption before it counts; ``evidence`` is kept beside it.
     Raises BadInput where that fails; the alias then stays where it was.
     """
     from procap.training.bundle import bundle_digest
@@ -35,9 +42,13 @@ def register(
     if found is None:
         found = _log_version(client, run_id, bundle, name, dict(tags) | {DIGEST: digest})
     if found.tags.get(VERIFIED) != "true":
-        example = ask(f"models:/{name}/{found.version}", bundle)
+        example = ask(f"models:/{name}/{found.version}")
         client.set_model_version_tag(name, found.version, VERIFIED, "true")
         client.set_model_version_tag(name, found.version, "procap.example", example)
+    if evidence is not None:
+        keep(client, run_id, found, evidence)
+        for key in (key for key in tags if key.startswith("test.")):
+            client.set_model_version_tag(name, found.version, key, tags[key])
     if alias:
         client.set_registered_model_alias(name, alias, found.version)
     return {"name": name, "version": int(found.version), "alias": alias, "digest": digest, "run": found.run_id}
@@ -49,27 +60,33 @@ def find_version(client: Any, name: str, digest: str) -> Any:
     return max(versions, key=lambda one: int(one.version), default=None)
 
 
-def ask(uri: str, bundle: Path) -> str:
+def ask(uri: str) -> str:
     """Load a model by its address, as a user would, and return its caption of the example pair.
 
     Raises BadInput where it cannot be loaded or does not answer as promised.
     """
-    import mlflow
-
     try:
-        with no_pickle(), _quietly():
-            answer = mlflow.pyfunc.load_model(uri).predict(example_input())
-        (caption,), (probability,) = answer["caption"], answer["probability"]
-        if not isinstance(caption, str) or not 0 <= probability <= 1:
-            raise ValueError(f"it answers {caption!r} with probability {probability!r}")
+        (caption,) = answers(uri, example_input())
     except Exception as error:
         raise BadInput(
             f"the registered model does not work: {error}",
-            where=f"{uri}, from {bundle}",
+            where=uri,
             expected="a model that loads and captions a pair",
             do="see the run's log; the alias stays where it was",
         ) from error
     return caption
+
+
+def answers(uri: str, pairs: Any) -> list[str]:
+    """What a model, loaded by its address, says of each row of ``pairs``; ValueError where that is no caption."""
+    import mlflow
+
+    with no_pickle(), _quietly():
+        table = mlflow.pyfunc.load_model(uri).predict(pairs)
+    for caption, probability in zip(table["caption"], table["probability"], strict=True):
+        if not isinstance(caption, str) or not 0 <= probability <= 1:
+            raise ValueError(f"it answers {caption!r} with probability {probability!r}")
+    return list(table["caption"])
 
 
 def example_input() -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from flows.process import end_family
+from flows.process import end_families
 from flows.store import QUIET, connect, tracking_uri
 from procap.errors import BadInput
 
@@ -54,7 +54,7 @@ def prefect_server(root: Path, port: int) -> Server:
 
 
 @contextmanager
-def running(servers: list[Server], logs: Path) -> Iterator[None]:
+def running(servers: list[Server], logs: Path) -> Iterator[list[subprocess.Popen]]:
     """Start servers, wait until each is well, and end them with everything they started.
 
     Raises BadInput where a port is taken or a server does not come up; its log is named.
@@ -69,10 +69,18 @@ def running(servers: list[Server], logs: Path) -> Iterator[None]:
                 started.append(_start(server, out))
         for server, process in zip(servers, started, strict=True):
             _wait(server, process, logs / f"{server.name.lower()}.log")
-        yield
+        yield started
     finally:
-        for process in started:
-            end_family(process)
+        end_families(process.pid for process in reversed(started))
+
+
+def watch(servers: list[Server], processes: list[subprocess.Popen], logs: Path) -> None:
+    """Return never, unless a server ends: then raise BadInput with its last words."""
+    while True:
+        for server, process in zip(servers, processes, strict=True):
+            if process.poll() is not None:
+                raise _ended(server, f"ended with {process.returncode}", logs / f"{server.name.lower()}.log")
+        time.sleep(1)
 
 
 def _start(server: Server, out: BinaryIO) -> subprocess.Popen:
@@ -121,11 +129,15 @@ def _wait(server: Server, process: subprocess.Popen, log: Path) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not _answers(server.health):
         if process.poll() is not None or time.monotonic() > end:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-            raise BadInput(
-                f"{server.name} did not come up: {' | '.join(last)}",
-                where=str(log),
-                expected=f"an answer from {server.health}",
-                do="read that log",
-            )
+            raise _ended(server, "did not come up", log)
         time.sleep(0.3)
+
+
+def _ended(server: Server, how: str, log: Path) -> BadInput:
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+    return BadInput(
+        f"{server.name} {how}: {' | '.join(last)}",
+        where=str(log),
+        expected=f"an answer from {server.health}",
+        do="read that log",
+    )

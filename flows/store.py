@@ -93,6 +93,23 @@ def connect(root: Path) -> Any:
     return client
 
 
+@contextmanager
+def answering(root: Path) -> Iterator[None]:
+    """Turn what MLflow raises inside, when the store goes away or refuses, into BadInput."""
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, requests.RequestException) as error:
+        raise BadInput(
+            f"MLflow's store refuses or went away: {str(error).splitlines()[0][:300]}",
+            where=show_uri(tracking_uri(root)),
+            expected="an answer",
+            do="look at the server's log, then run it again",
+        ) from error
+
+
 def experiment_id(client: Any, root: Path, name: str) -> str:
     """The experiment's id; it is made, or brought back from the bin, where needed."""
     from mlflow.exceptions import MlflowException

@@ -97,10 +97,16 @@ class Tracker(Silent):
         yield from items
 
     def model(self, bundle: Path, tags: Mapping[str, str], alias: str | None) -> dict[str, Any] | None:
+        from flows.evidence import Facts, collect, temporary_folder
         from flows.registry import register
+        from procap.training.bundle import bundle_digest
 
+        name, captioner = self.params.register_.name, tags["captioner"]
+        values = self.params.model_dump(mode="json", by_alias=True)
         facts = git_facts(self.root) | {"dataset": self.params.dataset.name} | dict(tags)
-        return register(self.client, self.run_id, bundle, self.params.register_.name, facts, alias)
+        with temporary_folder() as folder:
+            evidence = collect(self.root, Facts(name, captioner, bundle_digest(bundle), values), Path(folder))
+            return register(self.client, self.run_id, bundle, name, facts, alias, evidence)
 
     def safely(self, call: Callable[[], Any]) -> bool:
         """Do it, or warn once and leave the store alone for a while; says whether it was done."""

@@ -216,7 +216,7 @@ def test_a_stage_whose_dvc_is_gone_ends_as_after_a_signal(store, workspace):
 
 
 def test_the_doctor_closes_what_kill_9_leaves(store, workspace):
-    from flows.upkeep import examine
+    from flows.doctor import examine
 
     process = start_stand_in(workspace)
     found = {finding.what: finding for finding in examine(workspace, fix=True)}
