@@ -74,15 +74,21 @@ def pipeline(targets: list[str] | None = None, overrides: dict[str, Any] | None 
     """
     root = Path.cwd()
     refuse_inside_a_stage(os.environ)
-    steps = steps_for(targets or ())
+    steps_for(targets or ())
     with alone(root):
         if overrides:
             changed = apply_overrides(root / "params.yaml", overrides)
             get_run_logger().info("params.yaml: changed %s", ", ".join(changed) or "nothing")
-        watch(root, load_params(root / "params.yaml").model_dump(by_alias=True))
-        for step in steps:
-            reproduce.with_options(tags={"gpu"} if step in ON_ACCELERATOR else set())(step)
+        steps_to_date(targets or ())
         _show_results(root, str(runtime.flow_run.id))
+
+
+def steps_to_date(targets: Sequence[str]) -> None:
+    """A task per wanted step, one after the other, in the current folder."""
+    root = Path.cwd()
+    watch(root, load_params(root / "params.yaml").model_dump(by_alias=True))
+    for step in steps_for(targets):
+        reproduce.with_options(tags={"gpu"} if step in ON_ACCELERATOR else set())(step)
 
 
 def refuse_inside_a_stage(environment: Mapping[str, str]) -> None:

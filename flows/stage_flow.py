@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 SLOTS = "gpu"
 """The global concurrency limit that hands out GPUs; one slot unless someone set another number."""
+LEASE_SECONDS = 120.0
+"""After a kill -9 a slot comes back in so long; a server that is away for less costs nothing."""
 UPDATE_SECONDS = 5.0
 
 
@@ -65,7 +67,9 @@ def gpu_slot(step: str, params: Params) -> Iterator[None]:
     from prefect.concurrency.sync import concurrency
 
     ensure_slots()
-    with concurrency(SLOTS, occupy=1, strict=True, raise_on_lease_renewal_failure=False):
+    with concurrency(
+        SLOTS, occupy=1, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False
+    ):
         yield
 
 
