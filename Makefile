@@ -17,10 +17,10 @@ export DVC_NO_ANALYTICS := 1
 export GX_ANALYTICS_ENABLED := false
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup repro test check servers bench clean
+.PHONY: help setup repro test check audit e2e servers bench clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed ## environment in .venv (minutes, once)
 	@command -v java >/dev/null 2>&1 || echo "No Java: METEOR, SPICE and the PTB tokenizer will be skipped by name."
@@ -41,10 +41,19 @@ repro: setup ## data, training, evaluation, registration: everything that is sta
 test: setup ## the whole test suite
 	$(BIN)/python -m pytest -q
 
-check: setup ## linter, type checker, import rules
+check: setup audit ## linter, type checker, import rules, known holes in packages
 	$(BIN)/ruff check procap flows tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: setup ## known holes in the pinned packages, where the service that knows them is reached
+	@told=$$($(BIN)/pip-audit --progress-spinner off --timeout 10 --no-deps --disable-pip -r constraints.txt 2>&1); status=$$?; \
+	if [ $$status -eq 0 ] || grep -qE 'Found [0-9]+ known vulnerabilit' <<<"$$told"; then echo "$$told"; exit $$status; \
+	else echo "audit: skipped, the service did not answer ($$(tail -n 1 <<<"$$told" | cut -c -120))"; fi
+
+e2e: setup ## PostgreSQL, S3, MLflow and Prefect with passwords: a model from trigger to rollback (needs PostgreSQL)
+	$(BIN)/pip install -q -c constraints.txt -e '.[e2e]'
+	$(BIN)/python -m pytest -q -m e2e tests/e2e
 
 servers: setup ## MLflow and Prefect on this machine, until Ctrl-C
 	procap up
