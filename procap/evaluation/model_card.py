@@ -1,6 +1,6 @@
 """A trained captioner on a page of Markdown: what it is for, what it learnt from, how well, and where it came from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from procap.evaluation.metrics import NAMES
@@ -90,6 +90,6 @@ def _training(captioner: str, params: Mapping[str, Any]) -> str:
     return "## Training\n\n" + _table(("what", "value"), rows)
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [heading, tuple("---" for _ in heading), *rows]
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

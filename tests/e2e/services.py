@@ -88,7 +88,7 @@ def program(words: list[str], environment: Mapping[str, str], log: Path, well: C
             words, env=dict(environment), stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=log.parent
         )
     try:
-        end = time.monotonic() + 180
+        end = time.monotonic() + 900
         while not well():
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < end, log.read_text()[-3000:]
@@ -138,7 +138,7 @@ def mlflow(folder: Path, base: Mapping[str, str], database: int, store: str, por
         "AWS_ACCESS_KEY_ID": SECRETS["AWS_ACCESS_KEY_ID"],
         "AWS_SECRET_ACCESS_KEY": SECRETS["AWS_SECRET_ACCESS_KEY"],
         "AWS_DEFAULT_REGION": "us-east-1",
-        "MLFLOW_BACKEND_STORE_URI": f"postgresql://{USER}@127.0.0.1:{database}/mlflow",
+        "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg2://{USER}@127.0.0.1:{database}/mlflow",
         "MLFLOW_ARTIFACTS_DESTINATION": "s3://mlflow",
         "MLFLOW_S3_ENDPOINT_URL": store,
         "MLFLOW_AUTH_CONFIG_PATH": str(auth),

@@ -22,7 +22,7 @@ SHORT = {"caption.steps": 60}
 """As in the smoke preset, so that what was trained before is found again."""
 
 
-def until(what: str, true: Callable[[], Any], seconds: float = 180) -> Any:
+def until(what: str, true: Callable[[], Any], seconds: float = 900) -> Any:
     end = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end, f"no {what} after {seconds} s"
@@ -78,7 +78,7 @@ def state(shared: Shared, run_id: str) -> dict[str, Any]:
     return ask(shared, code, run_id)
 
 
-def ended(shared: Shared, run_id: str, seconds: float = 600) -> dict[str, Any]:
+def ended(shared: Shared, run_id: str, seconds: float = 1800) -> dict[str, Any]:
     return until("end of the run", lambda: (now := state(shared, run_id))["final"] and now, seconds)
 
 
