@@ -18,6 +18,8 @@ from procap.errors import BadInput
 
 HOST = "127.0.0.1"
 PATIENCE_SECONDS = 180.0
+LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+"""In memory, where Prefect keeps them otherwise, a restart of the server ends every run of a limited deployment."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ def prefect_server(root: Path, port: int) -> Server:
     words = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
     environment = {
         "PREFECT_HOME": os.environ.get("PREFECT_HOME") or str(root.resolve() / ".procap" / "prefect"),
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
         "PREFECT_SERVER_UI_API_URL": f"{address}/api",
     }

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.servers import LEASES
+
 BIN = Path(sys.executable).parent
 DATABASES = ("mlflow", "mlflow_auth", "prefect")
 BUCKETS = ("mlflow", "dvc")
@@ -165,6 +167,7 @@ def prefect(folder: Path, base: Mapping[str, str], database: int, port: int | No
         "PREFECT_HOME": str(folder / "prefect-server"),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{USER}@127.0.0.1:{database}/prefect",
         "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
     }
     words = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]

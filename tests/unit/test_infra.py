@@ -139,7 +139,15 @@ def test_mlflow_is_guarded():
     assert "*" not in hosts
     assert {"localhost:*", "127.0.0.1:*", "mlflow:*"} == set(hosts)
     assert "basic-auth" in (ROOT / "infra" / "mlflow.Dockerfile").read_text()
-    assert compose().services["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"]
+
+
+def test_prefects_leases_outlive_a_restart():
+    from flows.servers import LEASES
+
+    environment = compose().services["prefect"].environment
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"]
+    assert environment["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] == LEASES
+    assert f"prefect:{environment['PREFECT_HOME']}" in compose().services["prefect"].volumes
 
 
 def test_docker_takes_it_where_it_is_there():
@@ -168,11 +176,12 @@ def test_each_deployment_is_a_flow_with_those_parameters(file):
         signature = inspect.signature(flow.fn)
         signature.bind_partial(**(deployment["parameters"] or {}))
         needed = {key for key, value in signature.parameters.items() if value.default is inspect.Parameter.empty}
-        assert needed <= set(deployment["parameters"] or {}) | {"pairs"}, "what has no default is given by who triggers"
+        given = set(deployment["parameters"] or {}) | {"pairs", "out"}
+        assert needed <= given, "what has no default is given by who triggers"
         limit = deployment["concurrency_limit"]
         assert limit == {"limit": 1, "collision_strategy": "ENQUEUE"}
         text = str(deployment)
         assert not SECRET.search(text), "parameters and env are shown in the UI"
     names = [deployment["name"] for deployment in found["deployments"]]
     if file == "prefect.yaml":
-        assert set(names) >= {"pipeline", "ablation", "promote", "validate-data"}
+        assert set(names) >= {"pipeline", "ablation", "promote", "validate-data", "batch-caption"}

@@ -15,7 +15,7 @@ from procap.errors import BadInput
 from procap.evaluation.promotion import Candidate, judge, test_digest
 from tests.toy import toy_prepared
 from tests.unit.test_comparison import PAIRS, metrics, told
-from tests.unit.test_registry import StubBundle, make_bundle, new_run
+from tests.unit.test_registry import StubCaptioner, make_bundle, new_run
 
 digest_of = test_digest
 test_digest.__test__ = False  # its name is no test's
@@ -111,8 +111,8 @@ def client(store, monkeypatch):
     def bundle_digest(folder):
         return str(hash((folder / "manifest.json").read_text()))
 
-    stub = SimpleNamespace(load_bundle=StubBundle, bundle_digest=bundle_digest)
-    monkeypatch.setitem(sys.modules, "procap.training.bundle", stub)
+    monkeypatch.setitem(sys.modules, "procap.training.bundle", SimpleNamespace(bundle_digest=bundle_digest))
+    monkeypatch.setitem(sys.modules, "procap.captioning.captioner", SimpleNamespace(load_captioner=StubCaptioner))
     return store
 
 
@@ -193,7 +193,7 @@ def test_a_model_that_does_not_load_any_more_is_kept_out_by_its_gate(client, tmp
     register(client, tmp_path, "good", 0.0)
     promote(tmp_path, "procap")
     register(client, tmp_path, "spoilt", 9.0)
-    monkeypatch.setattr(StubBundle, "caption", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(StubCaptioner, "stream", lambda *_, **__: 1 / 0)
     refused = promote(tmp_path, "procap")
     assert closed(refused.verdict) == ["answers"]
     assert "division by zero" in next(gate.seen for gate in refused.verdict.gates if gate.name == "answers")
