@@ -22,10 +22,11 @@ from procap.datasets.true_procedure import TruePair, read_true_pairs
 from procap.evaluation.frame_quality import psnr
 from procap.models.vqgan import encode_frames
 from procap.procedure.interpolation import crossfade, interpolate
+from procap.training.checkpoint import load_tensors
 
 DATA = Path("data")
 PAIRS = 96
-"""Of the test split, of which the true procedure is drawn."""
+"""Of the test split, that are explained and held against the truth."""
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ def changes(captioner: PictureCaptioner, pairs: Pairs) -> None:
 
 def maps(captioner: PictureCaptioner, pairs: Pairs) -> None:
     """What the maps say of the places of changed pairs, against the true masks."""
-    rows = np.flatnonzero((pairs.table["change_type"] != NO_CHANGE) & (pairs.table["mask"] >= 0))
+    rows = np.flatnonzero((pairs.table["change_type"] != NO_CHANGE) & (pairs.table["mask"] >= 0))[:PAIRS]
     masks = Shards(DATA / "prepare", "masks")[pairs.table["mask"].to_numpy()[rows]] > 0
     rows, masks = rows[masks.any((1, 2))], masks[masks.any((1, 2))]
     before, after = pairs.before(rows), pairs.after(rows)
@@ -129,11 +130,17 @@ def frames(params: Params, captioner: PictureCaptioner, pairs: Pairs, picture: P
         tokens = encode_frames(vqgan, pictures.reshape(-1, *pictures.shape[2:]), device)[1]
         return to_bytes(vqgan.decode(tokens)).reshape(pictures.shape)
 
+    early = load_captioner(captioner.about.address)  # its imagination as stage 1 left it
+    early.bundle.captioner.network.encoder.load_state_dict(load_tensors(DATA / "pretrain" / "encoder.safetensors")[0])
+    features = early.bundle.features(before, after)
+    pretrained = early.bundle.imagined(features)
+    assert pretrained is not None
     through, ends = seen(true), np.stack([before, after], axis=1)
     kinds = pairs.table["change_type"].to_numpy()[rows]
     print(f"PSNR in dB against the true frames {', '.join(map(str, numbers + 1))} of {count}, by change type")
     methods = {
         "imagined": made,
+        "imagined, after stage 1": pretrained,
         "crossfade": faded,
         "crossfade through the VQGAN": seen(faded),
         "truth through the VQGAN": through,
@@ -147,12 +154,12 @@ def frames(params: Params, captioner: PictureCaptioner, pairs: Pairs, picture: P
         firsts = [np.flatnonzero(kinds == kind)[0] for kind in sorted(set(kinds))]
         lines = [
             np.concatenate([ends[firsts, :1], shown[firsts], ends[firsts, 1:]], axis=1)
-            for shown in (made, true, through, faded)
+            for shown in (made, pretrained, true, through, faded)
         ]
         sheet = np.stack(lines, axis=1).reshape(-1, *lines[0].shape[1:])
         contact_sheet(sheet, scale=2).save(picture, "PNG", optimize=True)
-        print(f"written: {picture} (four lines per change type {', '.join(sorted(set(kinds)))}: imagined, true, "
-              "true through the VQGAN, crossfade)")  # fmt: skip
+        print(f"written: {picture} (five lines for each of {', '.join(sorted(set(kinds)))}: imagined, imagined after "
+              "stage 1, true, true through the VQGAN, crossfade)")  # fmt: skip
 
 
 def _area(values: np.ndarray, true: np.ndarray) -> float:
