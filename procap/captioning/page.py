@@ -60,8 +60,8 @@ def explanation_page(about: About, before: Pixels, after: Pixels, caption: Capti
     """HTML: before, what is imagined, after; words to point at; a map of the change to fade in."""
     from jinja2 import Environment, StrictUndefined
 
-    ends = [_small(picture, caption.change_mask) for picture in (before, after)]
-    view = explained(*ends, caption.words, caption.word_probabilities, caption.explanation)
+    first, last = (_small(picture, caption.change_mask) for picture in (before, after))
+    view = explained(first, last, caption.words, caption.word_probabilities, caption.explanation)
     facts = [("sentence", f"probability {caption.probability:.3g}")]
     if caption.change_probability is not None:
         facts.append(("any change", f"probability {caption.change_probability:.3g}"))

@@ -118,7 +118,8 @@ def resumed(out: Path, rows: Sequence[Row], digest: str) -> Iterator[tuple[TextI
             told = json.loads(line)
         except ValueError:
             continue
-        row = by_number.get(told.get("row")) if isinstance(told, Mapping) else None
+        number = told.get("row") if isinstance(told, Mapping) else None
+        row = by_number.get(number) if isinstance(number, int) else None
         if row is None or (told.get("before"), told.get("after")) != (row.before, row.after):
             raise _another("has captions of another table", out)
         if "caption" in told and told.get("model") != digest:

@@ -1,5 +1,7 @@
 """Where a caption decoder looks: its cross-attention, made in a pass of its own so that writing pays nothing for it."""
 
+from typing import Any
+
 import torch
 
 from procap.models.caption_decoder import CaptionDecoder, Past
@@ -19,7 +21,8 @@ def looks(
 ) -> tuple[Float[Tensor, "layers b heads l m"], Float[Tensor, "b l v"]]:
     """(cross-attention, logits) of sentences that are given; index i says where the word after word i comes from."""
     x, seen = decoder.embed(words), []
-    for block, (keys, values) in zip(decoder.blocks, memory, strict=True):
+    blocks: Any = decoder.blocks
+    for block, (keys, values) in zip(blocks, memory, strict=True):
         y = block.enter(block.norm_self, x)
         own = block.self_attention.attend(y, *block.self_attention.keys_values(y), causal=True)
         x = block.leave(block.norm_self, x, own, None)
