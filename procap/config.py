@@ -390,6 +390,12 @@ class Caption(Training):
 
 class Evaluate(Section):
     beams: Annotated[int, Field(ge=1, le=16)] = Field(description="1: greedy")
+    length_penalty: Annotated[float, Field(ge=0, le=4)] = Field(
+        description="a sentence's score is its log-probability over words to this power; 0: none, 1: the mean per word"
+    )
+    no_repeat: Annotated[int, Field(ge=0)] = Field(
+        description="so many words in a row are not said twice in a sentence; 0: no such rule"
+    )
     batch: Count
     pictures: Annotated[int, Field(ge=0)] = Field(description="test pairs shown on the page")
 
@@ -415,9 +421,15 @@ class Hardware(Section):
     threads: Annotated[int, Field(ge=0)] = Field(
         description="CPU threads of a process; 0: all cores. Results depend on it"
     )
-    precision: Literal["float32", "bfloat16"] = Field(description="of products in stage 1 and stage 2")
+    precision: Literal["float32", "bfloat16"] = Field(
+        description="of products in stage 1, stage 2 and evaluate; weights stay float32"
+    )
     deterministic: bool = Field(
         description="false: a GPU may use faster algorithms that give other bits each time"
+    )
+    checkpointing: bool = Field(
+        description="training computes inner values of the encoder twice rather than keeping them: less memory, more "
+        "time, the same numbers"
     )
 
 
@@ -468,6 +480,8 @@ class Params(Section):
             raise ValueError("caption.decoder: the reference's needs pretrain.encoder.start: usual")
         if self.caption.decoding == "reference" and self.evaluate.beams != 1:
             raise ValueError(f"evaluate.beams: {self.evaluate.beams}, but caption.decoding: reference is greedy")
+        if self.caption.decoding == "reference" and self.evaluate.no_repeat:
+            raise ValueError("evaluate.no_repeat: caption.decoding: reference knows no such rule; it must be 0")
         if self.caption.between == "frames" and self.interpolate.method not in ("rife", "crossfade"):
             raise ValueError(
                 "caption.between: 'frames' needs interpolate.method rife or crossfade, which a trained captioner can "

@@ -42,9 +42,18 @@ class Captioner(Protocol):
         """Named terms; their sum is what training minimises."""
 
     def caption(
-        self, features: Float[Tensor, "b t n c"], *, beams: int, generator: torch.Generator
+        self,
+        features: Float[Tensor, "b t n c"],
+        *,
+        beams: int,
+        generator: torch.Generator,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
     ) -> list[Prediction]:
-        """One prediction per pair, in order. Same generator state, same words."""
+        """One prediction per pair, in order. Same generator state, same words.
+
+        ``beams`` 1 is greedy; ``length_penalty`` and ``no_repeat`` are those of ``decoding.search``.
+        """
 
 
 CAPTIONERS = {"static": "procap.captioners.static:Static", "procap": "procap.captioners.procap:ProCap"}

@@ -11,7 +11,7 @@ from procap.captioners import Batch, Prediction
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from procap.models.caption_decoder import Past
 from procap.models.encoder_decoder import EncoderDecoder
-from procap.shapes import Float, Scalar, Tensor, Words
+from procap.shapes import Bool, Float, Int, Scalar, Tensor, Words
 
 Step = Callable[[Tensor, int, Past, Past | None], tuple[Tensor, Past]]
 """(word " b", place, memory, past) -> (logits "b v", past): ``CaptionDecoder.step``."""
@@ -47,21 +47,28 @@ def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generat
 
 
 @torch.no_grad()
-def write_captions(network: EncoderDecoder, features: Float[Tensor, "b t n c"], beams: int) -> list[Prediction]:
-    """One sentence per pair, in order."""
+def write_captions(
+    network: EncoderDecoder,
+    features: Float[Tensor, "b t n c"],
+    beams: int,
+    length_penalty: float = 1.0,
+    no_repeat: int = 0,
+) -> list[Prediction]:
+    """One sentence per pair, in order; see ``search``."""
     read, length = network.read(features), network.config.decoder.words
     if network.config.decoding == "search":
-        return search(network.decoder.step, read, length, beams)
+        return search(network.decoder.step, read, length, beams, length_penalty, no_repeat)
     if beams != 1:
         raise ValueError(f"the reference's decoding is greedy: beams is {beams}, expected 1")
-    return cut(*greedy(network.decoder.step, read, length))
+    return cut(*greedy(network.decoder.step, read, length, stop=True))
 
 
 @torch.no_grad()
-def greedy(step: Step, memory: Past, length: int) -> tuple[Words, Float[Tensor, "b l"]]:
+def greedy(step: Step, memory: Past, length: int, stop: bool = False) -> tuple[Words, Float[Tensor, "b l"]]:
     """(words, log-probability of each), as the reference code decodes.
 
     [BOS] and the likeliest next word ``length - 1`` times, [EOS] or not; of all marks only [UNK] is never said.
+    With ``stop`` not once every sentence has its [EOS].
     """
     pairs, device = memory[0][0].shape[0], memory[0][0].device
     words = torch.full((pairs, length), BOS, dtype=torch.long, device=device)
@@ -71,6 +78,8 @@ def greedy(step: Step, memory: Past, length: int) -> tuple[Words, Float[Tensor, 
         logits, past = step(words[:, place], place, memory, past)
         logits = logits.float().index_fill(1, torch.tensor([UNK], device=device), -torch.inf)
         chances[:, place + 1], words[:, place + 1] = logits.log_softmax(-1).max(1)
+        if stop and (words == EOS).any(1).all():
+            break
     return words, chances
 
 
@@ -93,13 +102,18 @@ def _silence(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def search(step: Step, memory: Past, length: int, beams: int) -> list[Prediction]:
-    """Beam search; one beam is greedy decoding. The best sentence maximises the mean log-probability per word.
+def search(
+    step: Step, memory: Past, length: int, beams: int = 1, length_penalty: float = 1.0, no_repeat: int = 0
+) -> list[Prediction]:
+    """Beam search; one beam is greedy decoding.
 
-    Stops when every beam has ended; a sentence has at most ``length - 2`` words.
+    The best sentence maximises its log-probability over words ** ``length_penalty`` ([EOS] counts): 1 is the mean per
+    word, 0 the whole sentence. With ``no_repeat`` n > 0 no n words in a row are said twice. A pair is done when all its
+    beams have ended, and leaves the batch; a sentence has at most ``length - 2`` words.
     """
     pairs, device = memory[0][0].shape[0], memory[0][0].device
-    wide = [(k.repeat_interleave(beams, 0), v.repeat_interleave(beams, 0)) for k, v in memory]
+    found: list[Prediction | None] = [None] * pairs
+    places = torch.arange(pairs, device=device)
     word = torch.full((pairs * beams,), BOS, dtype=torch.long, device=device)
     written = torch.full((pairs * beams, 0), PAD, dtype=torch.long, device=device)
     score = torch.full((pairs, beams), -torch.inf, device=device)
@@ -107,35 +121,59 @@ def search(step: Step, memory: Past, length: int, beams: int) -> list[Prediction
     ended = torch.zeros(pairs * beams, dtype=torch.bool, device=device)
     past: Past | None = None
     for place in range(length - 1):
-        logits, past = step(word, place, wide, past)
+        logits, past = step(word, place, memory, past)
         chances = _silence(logits)
-        vocabulary = chances.shape[1]
+        if no_repeat:
+            chances[_repeating(written, chances.shape[1], no_repeat)] = -torch.inf
+        if place == length - 2:
+            chances[:, :EOS] = chances[:, EOS + 1 :] = -torch.inf
         chances[ended] = -torch.inf
         chances[ended, PAD] = 0
-        if place == length - 2:
-            chances[~ended] = chances[~ended].where(
-                torch.arange(vocabulary, device=device) == EOS, torch.tensor(-torch.inf, device=device)
-            )
-        total = (score.reshape(-1, 1) + chances).reshape(pairs, beams * vocabulary)
+        total = (score.reshape(-1, 1) + chances).reshape(len(score), -1)
         score, best = total.topk(beams, dim=1)
-        origin = (best // vocabulary + torch.arange(pairs, device=device)[:, None] * beams).reshape(-1)
-        word = (best % vocabulary).reshape(-1)
+        first = torch.arange(len(score), device=device)[:, None] * beams
+        origin = (best // chances.shape[1] + first).reshape(-1)
+        word = (best % chances.shape[1]).reshape(-1)
         written = torch.cat([written[origin], word[:, None]], dim=1)
         ended = ended[origin] | (word == EOS)
-        if ended.all():
+        done = ended.reshape(score.shape).all(1)
+        if 4 * done.sum() < len(done):
+            past = [(k[origin], v[origin]) for k, v in past]
+            continue
+        said = _best(written.unflatten(0, score.shape)[done], score[done], length_penalty)
+        for pair, prediction in zip(places[done].tolist(), said, strict=True):
+            found[pair] = prediction
+        if done.all():
             break
-        past = [(k[origin], v[origin]) for k, v in past]
-    return _best(written, score, beams)
+        stay = done.logical_not()
+        rows = stay.repeat_interleave(beams)
+        past = [(k[origin[rows]], v[origin[rows]]) for k, v in past]
+        memory = [(k[stay], v[stay]) for k, v in memory]
+        places, score, word, written, ended = places[stay], score[stay], word[rows], written[rows], ended[rows]
+    return [prediction for prediction in found if prediction is not None]
 
 
-def _best(written: Tensor, score: Tensor, beams: int) -> list[Prediction]:
-    """The most likely sentence of each pair, by mean log-probability per word ([EOS] counts)."""
-    lengths = (written != PAD).sum(1).reshape(score.shape)
-    winner = (score / lengths).argmax(1)
+def _repeating(written: Int[Tensor, "rows said"], vocabulary: int, n: int) -> Bool[Tensor, "rows v"]:
+    """True for the words that would say the same ``n`` words in a row again."""
+    barred = torch.zeros(len(written), vocabulary, dtype=torch.bool, device=written.device)
+    if written.shape[1] < n:
+        return barred
+    runs = written.unfold(1, n, 1)
+    last = written[:, written.shape[1] - n + 1 :]
+    again = (runs[..., :-1] == last[:, None]).all(-1)
+    row, run = again.nonzero(as_tuple=True)
+    barred[row, runs[row, run, -1]] = True
+    return barred
+
+
+def _best(
+    written: Int[Tensor, "b beams said"], score: Float[Tensor, "b beams"], length_penalty: float
+) -> list[Prediction]:
+    """The best sentence of each pair."""
+    lengths = (written != PAD).sum(-1)
+    winner = (score / lengths**length_penalty).argmax(1)
     rows = torch.arange(len(score), device=score.device)
-    sentences = written.reshape(len(score), beams, -1)[rows, winner].tolist()
-    chances = score[rows, winner].exp().tolist()
     return [
         Prediction(tuple(i for i in ids if i >= len(SPECIALS)), min(1.0, chance))
-        for ids, chance in zip(sentences, chances, strict=True)
+        for ids, chance in zip(written[rows, winner].tolist(), score[rows, winner].exp().tolist(), strict=True)
     ]

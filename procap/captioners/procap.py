@@ -25,10 +25,16 @@ class ProCap(nn.Module):
         return caption_loss(self.network, batch, generator)
 
     def caption(
-        self, features: Float[Tensor, "b t n c"], *, beams: int, generator: torch.Generator
+        self,
+        features: Float[Tensor, "b t n c"],
+        *,
+        beams: int,
+        generator: torch.Generator,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
     ) -> list[Prediction]:
         """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
-        return write_captions(self.network, features, beams)
+        return write_captions(self.network, features, beams, length_penalty, no_repeat)
 
     def imagine_tokens(self, features: Float[Tensor, "b t n c"]) -> Float[Tensor, "b k n v"]:
         """What stage 1's head reads off the queries: logits over the codebook for the frames nobody saw."""

@@ -26,7 +26,13 @@ class Static(nn.Module):
         return caption_loss(self.network, batch, generator)
 
     def caption(
-        self, features: Float[Tensor, "b 2 n c"], *, beams: int, generator: torch.Generator
+        self,
+        features: Float[Tensor, "b 2 n c"],
+        *,
+        beams: int,
+        generator: torch.Generator,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
     ) -> list[Prediction]:
         """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
-        return write_captions(self.network, features, beams)
+        return write_captions(self.network, features, beams, length_penalty, no_repeat)

@@ -1,7 +1,7 @@
 """Large arrays on disk: numbered ``.npy`` files of about 256 MB, memory-mapped, with deterministic bytes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -176,13 +176,21 @@ class Shards(Sequence):
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """The rows with these numbers, in this order, as one fresh array."""
+        return self._read(numbers, self.shape[1:], lambda array, here, rows: array[rows])
+
+    def places(self, numbers: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Of each of these rows its own ``places`` (rows, count) along the second axis; nothing else is read."""
+        shape = (places.shape[1], *self.shape[2:])
+        return self._read(numbers, shape, lambda array, here, rows: array[rows[:, None], places[here]])
+
+    def _read(self, numbers: np.ndarray, shape: tuple[int, ...], read: Callable[..., np.ndarray]) -> np.ndarray:
         numbers = np.asarray(numbers)
         if numbers.size and (numbers.min() < -len(self) or numbers.max() >= len(self)):
             raise IndexError(f"{self.paths[0].parent}: rows up to {numbers.max()} asked for, {len(self)} there")
         numbers = numbers % max(1, len(self))
-        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        out = np.empty((len(numbers), *shape), self.dtype)
         which = np.searchsorted(self.starts, numbers, side="right") - 1
         for shard in np.unique(which):
             here = which == shard
-            out[here] = self.arrays[shard][numbers[here] - self.starts[shard]]
+            out[here] = read(self.arrays[shard], here, numbers[here] - self.starts[shard])
         return out

@@ -87,7 +87,10 @@ class DecoderBlock(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, "b s d"], tuple[Tensor, Tensor]]:
-        """``past`` holds keys and values of earlier words; then ``x`` is one new word."""
+        """``past`` holds keys and values of earlier words; then ``x`` is one new word.
+
+        Where ``x`` has several rows for one of ``memory`` (beams), they stand next to one another.
+        """
         y = self.enter(self.norm_self, x)
         keys, values = self.self_attention.keys_values(y)
         if past is not None:
@@ -95,7 +98,8 @@ class DecoderBlock(nn.Module):
         causal = past is None and x.shape[1] > 1
         attended = self.self_attention.attend(y, keys, values, causal=causal, generator=generator)
         x = self.leave(self.norm_self, x, attended, generator)
-        attended = self.cross_attention.attend(self.enter(self.norm_cross, x), *memory, generator=generator)
+        asked = self.enter(self.norm_cross, x).reshape(len(memory[0]), -1, x.shape[-1])
+        attended = self.cross_attention.attend(asked, *memory, generator=generator).reshape(x.shape)
         x = self.leave(self.norm_cross, x, attended, generator)
         return self.leave(self.norm_feed, x, self.feed(self.enter(self.norm_feed, x)), generator), (keys, values)
 

@@ -1,6 +1,6 @@
 """Transformer parts that the procedure encoder and the caption decoder share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,9 +129,15 @@ class EncoderBlock(nn.Module):
         self.norm_feed = nn.LayerNorm(width)
         self.feed = FeedForward(width, activation)
 
-    def forward(self, x: Float[Tensor, "b s d"], blocked: Blocked | None = None) -> Float[Tensor, "b s d"]:
+    def forward(
+        self, x: Float[Tensor, "b s d"], blocked: Blocked | None = None, places: Sequence[int] | None = None
+    ) -> Float[Tensor, "b s2 d"]:
+        """With ``places``, only those leave the block, and ``blocked`` counts rows among them."""
         y = self.norm_attention(x)
-        x = x + self.attention.attend(y, *self.attention.keys_values(y), blocked=blocked)
+        keys, values = self.attention.keys_values(y)
+        if places is not None:
+            x, y = x[:, places], y[:, places]
+        x = x + self.attention.attend(y, keys, values, blocked=blocked)
         return x + self.feed(self.norm_feed(x))
 
 

@@ -1,11 +1,13 @@
 """The procedure encoder (paper, section 3.1): keyframes, some of them hidden, and the caption, in one sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from einops import rearrange
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from procap.models.layers import Attention, Blocked, EncoderBlock, QuickGELU, start_silent, without_biases
 from procap.shapes import Bool, Features, Float, Int, Tensor, Words
@@ -80,7 +82,7 @@ class Encoded:
     """At e_align: does the caption fit the procedure?"""
     csy: Float[Tensor, "b d"]
     """At e_csy: is the procedure consistent in time?"""
-    frames: Float[Tensor, "b t n d"]
+    frames: Float[Tensor, "b2 t n d"]
 
 
 OURS = Imagining()
@@ -151,7 +153,7 @@ class ProcedureEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.checkpointing = config, False
         width, n = config.width, config.grid**2
         self.feature_norm = nn.LayerNorm(config.feature_width)
         self.feature_embedding = nn.Linear(config.feature_width, width)
@@ -234,27 +236,61 @@ class ProcedureEncoder(nn.Module):
         caption = self.word_embedding(rows) + self.word_positions
         return torch.cat([specials[:, :1], caption, specials[:, 1:]], dim=1)
 
-    def forward(self, caption: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"]) -> Encoded:
-        """Encode an embedded caption with embedded frames (stage 1)."""
+    def forward(
+        self, caption: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"], whole: int | None = None
+    ) -> Encoded:
+        """Encode an embedded caption with embedded frames (stage 1).
+
+        Only the first ``whole`` sequences (None: all) have their frames encoded; of the others nothing but e_align and
+        e_csy leaves the last block, which spares most of its work.
+        """
         t, s = frames.shape[1], caption.shape[1]
-        x = self.transform(caption, frames, self.unseeing(s))
-        return Encoded(x[:, 0], x[:, s - 1], rearrange(x[:, s:], "b (t n) d -> b t n d", t=t))
+        if whole is None or whole == len(caption):
+            x = self.transform(caption, frames, self.unseeing(s))
+            return Encoded(x[:, 0], x[:, s - 1], rearrange(x[:, s:], "b (t n) d -> b t n d", t=t))
+        x, blocked = self.sequence(caption, frames, self.unseeing(s))
+        *earlier, last = self.blocks
+        for block in earlier:
+            x = self.run(block, x, blocked)
+        full, rest = x.split([whole, len(x) - whole])
+        full = self.run(last, full, blocked)
+        ends = self.run(last, rest, blocked and Blocked(1, blocked.visible[-1:]), (0, s - 1))
+        return Encoded(
+            torch.cat([full[:, 0], ends[:, 0]]),
+            torch.cat([full[:, s - 1], ends[:, 1]]),
+            rearrange(full[:, s:], "b (t n) d -> b t n d", t=t),
+        )
 
     def transform(
         self, start: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"], first: int
     ) -> Float[Tensor, "b s2 d"]:
         """The blocks' output; with ``csy_sees: frames`` the rows from ``first`` on see what follows them only."""
-        x = torch.cat([start, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
-        blocking = self.config.csy_sees == "frames" and start.shape[1] > 0
-        blocked = self.blocked(first, torch.arange(x.shape[1], device=x.device)) if blocking else None
+        x, blocked = self.sequence(start, frames, first)
         for block in self.blocks:
-            x = block(x, blocked)
+            x = self.run(block, x, blocked)
         return x
 
-    def blocked(self, first: int, places: Int[Tensor, " s"]) -> Blocked:
-        """Rows as many as [ST1] and [csy]; each sees its own place and those that follow."""
+    def sequence(
+        self, start: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"], first: int
+    ) -> tuple[Float[Tensor, "b s2 d"], Blocked | None]:
+        """What the first block reads, and which rows ``csy_sees: frames`` blocks: as many as [ST1] and [csy].
+
+        Each of them sees its own place and those that follow.
+        """
+        x = torch.cat([start, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
+        if self.config.csy_sees != "frames" or start.shape[1] == 0:
+            return x, None
+        places = torch.arange(x.shape[1], device=x.device)
         rows = slice(first, first + 1 + self.config.reserved)
-        return Blocked(first, places >= places[rows, None])
+        return x, Blocked(first, places >= places[rows, None])
+
+    def run(
+        self, block: nn.Module, x: Tensor, blocked: Blocked | None, places: Sequence[int] | None = None
+    ) -> Float[Tensor, "b s d"]:
+        """One block; with ``checkpointing`` its inner values are computed again when gradients need them."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, blocked, places, use_reentrant=False, preserve_rng_state=False)
+        return block(x, blocked, places)
 
     def unseeing(self, s: int) -> int:
         """The first row that ``csy_sees: frames`` blocks, where ``s`` vectors stand before the frames."""

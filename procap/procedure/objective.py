@@ -167,10 +167,10 @@ def losses(
         whole = len(kept) == len(draws.kept)
         other = caption[draws.partner] if whole else encoder.embed_caption(batch.words[draws.partner[share]])
         passes.insert(1, (other, frames))
-    encoded = encoder(*(torch.cat(parts) for parts in zip(*passes, strict=True)))
+    encoded = encoder(*(torch.cat(parts) for parts in zip(*passes, strict=True)), whole=len(kept))
     true, swapped, *_ = encoder.align_head(encoded.align).float().squeeze(-1).chunk(len(passes))
     consistent, *_, broken = encoder.csy_head(encoded.csy).float().squeeze(-1).chunk(len(passes))
-    logits, tokens = encoder.token_head(encoded.frames[: len(kept)][~kept]).float(), batch.tokens[share][~kept]
+    logits, tokens = encoder.token_head(encoded.frames[~kept]).float(), batch.tokens[share][~kept]
     msm = _rebuilding(logits, tokens, draws.kept, counting.msm_mean, share)
     seen = torch.ones_like(draws.seen) if counting.unseen == "counted" else draws.seen
     aligned, warped = draws.misaligned & seen & captioned, draws.inconsistent & seen

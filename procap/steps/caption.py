@@ -57,6 +57,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         settings.decoding,
     )  # fmt: skip
     model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
+    model.network.encoder.checkpointing = params.hardware.checkpointing
     pretrained = kind.pretrained and settings.pretrained
     if pretrained:
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
@@ -161,15 +162,15 @@ class _Training:
 
     def __init__(self, data: Path, vocabulary: Vocabulary, shown: Shown | None, runtime: Runtime) -> None:
         self.pairs = Pairs.read(data / "prepare").split("train", "val")
-        features = Shards(data / "tokenize", "features")
-        frames = [0, *(shown.numbers if shown else ()), -1]
-        self.features = np.concatenate([array[:, frames] for array in features.arrays])
+        self.features = Shards(data / "tokenize", "features")
+        self.frames = np.array([0, *(shown.numbers if shown else ()), self.features.shape[1] - 1])
         self.captions = caption_ids(self.pairs, vocabulary)
         self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
         self.device = runtime.device
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
-        features = torch.from_numpy(self.features[rows]).float().to(self.device)
+        frames = np.broadcast_to(self.frames, (len(rows), len(self.frames)))
+        features = torch.from_numpy(self.features.places(rows, frames)).float().to(self.device)
         return Batch(features, self.captions.draw(rows, generator).to(self.device))
 
 
@@ -188,7 +189,7 @@ def _validation(
     between = frames_between(shown, load_midpoint, device) if shown else nothing_between
     vqgan = vqgan.to(device)
     features = [
-        encode_pairs(vqgan, pairs.before(rows), pairs.after(rows), between, device)
+        encode_pairs(vqgan, pairs.before(rows), pairs.after(rows), between, device).half()
         for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
     ]
 
@@ -196,7 +197,9 @@ def _validation(
         said: list[str] = []
         for number, seen in enumerate(features):
             generator = torch_generator(params.training_seed, "caption validation", number)
-            said += [vocabulary.decode(p.ids) for p in model.caption(seen, beams=1, generator=generator)]  # type: ignore[operator]
+            with runtime.autocast():
+                found = model.caption(seen.float(), beams=1, generator=generator)  # type: ignore[operator]
+            said += [vocabulary.decode(p.ids) for p in found]
         corpus, _ = cider(dict(zip(references, said, strict=True)), references)
         return {"CIDEr": corpus}
 

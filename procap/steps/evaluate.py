@@ -56,12 +56,12 @@ def evaluate_bundle(
     runtime = start_runtime(**params.machine)
     captioner = load_captioner(bundle_folder, str(runtime.device))
     bundle = captioner.bundle
-    told = _tell(params, pairs, bundle, report)
+    told = _tell(params, pairs, bundle, runtime, report)
     report.note(f"scoring {len(told)} captions")
     scores = score_all(told)
     table = summary(told, scores, generator=np.random.default_rng(params.seed))
     if len(shifted):
-        unlike = _tell(params, shifted, bundle, report)
+        unlike = _tell(params, shifted, bundle, runtime, report)
         table["shift"] = summary(unlike, score_all(unlike), generator=np.random.default_rng(params.seed))
     selection, origin = (bundle.provenance.get(name) for name in ("selected_on", "pairs_sha256"))
     if selection == "test" and origin == file_digest(table_file):
@@ -86,7 +86,7 @@ def evaluate_bundle(
         report.artifact(target / name)
 
 
-def _tell(params: Params, pairs: Pairs, bundle: Any, report: Report) -> list[Told]:
+def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Report) -> list[Told]:
     """Caption every pair, in the table's order."""
     import torch
 
@@ -95,9 +95,11 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, report: Report) -> list[Tol
     captions = []
     for start in report.progress(range(0, len(pairs), size), "batches of pairs captioned"):
         rows = slice(start, start + size)
-        captions += bundle.caption(
-            pairs.before(rows), pairs.after(rows), beams=params.evaluate.beams, generator=generator
-        )
+        with runtime.autocast():
+            captions += bundle.caption(
+                pairs.before(rows), pairs.after(rows), generator=generator,
+                **params.evaluate.model_dump(include={"beams", "length_penalty", "no_repeat"}),
+            )  # fmt: skip
     columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
     return [
         Told(str(name), str(group), str(kind), said.text, float(said.probability), tuple(map(str, references)))

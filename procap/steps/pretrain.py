@@ -41,6 +41,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     source = Procedures(data, vocabulary, runtime)
     generator = torch_generator(params.training_seed, "pretrain")
     encoder = build(lambda: ProcedureEncoder(config), generator).to(runtime.device)
+    encoder.checkpointing = params.hardware.checkpointing
     if config.start == "comparison":
         encoder.hold_comparison()
     masking, weights = Masking(settings.masking, settings.patch_masked, settings.entire), Weights(*settings.weights)
@@ -125,16 +126,15 @@ class Procedures:
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> ProcedureBatch:
         """Pairs with one of their captions and one of their draws of keyframes."""
-        b, at = len(rows), np.arange(len(rows))[:, None]
-        draw = torch.randint(len(self.kept), (b,), generator=generator).numpy()
+        draw = torch.randint(len(self.kept), (len(rows),), generator=generator).numpy()
         last = self.features.shape[1] - 1
         frames = np.pad(self.kept[draw, rows].astype(int), ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
         words = self.captions.draw(rows, generator)
         return ProcedureBatch(
-            torch.from_numpy(self.features[rows][at, frames]).float().to(self.device),
-            torch.from_numpy(self.tokens[rows][at, frames]).long().to(self.device),
+            torch.from_numpy(self.features.places(rows, frames)).float().to(self.device),
+            torch.from_numpy(self.tokens.places(rows, frames)).long().to(self.device),
             words.to(self.device),
-            torch.from_numpy(self.warped[rows][at[:, 0], draw]).float().to(self.device),
+            torch.from_numpy(self.warped.places(rows, draw[:, None])[:, 0]).float().to(self.device),
             torch.from_numpy(self.warped_frames[rows, draw]).long().to(self.device),
         )
 

@@ -1,6 +1,7 @@
-"""What the machine is asked for: device, threads, precision, determinism."""
+"""What the machine is asked for: device, threads, precision, memory, determinism."""
 
 import contextlib
+import ctypes
 import os
 from dataclasses import dataclass
 
@@ -24,17 +25,38 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=self.precision)
 
 
-def start_runtime(device: str, threads: int, precision: str, deterministic: bool = True) -> Runtime:
-    """Set up this process: number of threads, deterministic algorithms; say where tensors go.
+def start_runtime(
+    device: str, threads: int, precision: str, deterministic: bool = True, **_: object
+) -> Runtime:
+    """Set up this process: number of threads, memory, deterministic algorithms; say where tensors go.
 
     ``device`` auto takes a GPU where there is one; ``threads`` 0 means all cores. Without ``deterministic``, a GPU may
-    use faster algorithms that give other bits each time; a CPU's are the same.
+    use faster algorithms that give other bits each time; a CPU's are the same. What else the section ``hardware``
+    holds is for the steps.
     """
+    keep_freed_memory()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # use_deterministic_algorithms also loads the compiler, for a second
     torch.set_deterministic_debug_mode("warn" if deterministic else "default")
     torch.backends.cudnn.benchmark = not deterministic
     return Runtime(choose_device(device, threads), getattr(torch, precision))
+
+
+MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2
+"""Numbers of ``mallopt``, from glibc's malloc.h."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what tensors free for the next ones, which otherwise get fresh pages from the kernel.
+
+    Nothing happens elsewhere, or where the user has set a MALLOC_ variable.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for number, value in ((MMAP_THRESHOLD, 2**31 - 1), (TRIM_THRESHOLD, -1), (TOP_PAD, 2**28)):
+            mallopt(number, value)
 
 
 def choose_device(device: str, threads: int) -> torch.device:

@@ -72,7 +72,7 @@ def table(after: dict[int, dict[int, float]]):
         for row, last in enumerate(word.tolist()):
             for following, chance in after.get(last, {EOS: 1.0}).items():
                 logits[row, following] = math.log(chance)
-        return logits, [(k, v) for k, v in memory]
+        return logits, [(torch.zeros(len(word), 1, 1, 1),) * 2]
 
     return step
 
@@ -91,6 +91,59 @@ def test_two_beams_find_what_greedy_misses():
 def test_the_best_sentence_is_best_per_word():
     after = {BOS: {EOS: 0.5, 10: 0.5}, 10: {11: 0.9, EOS: 0.1}, 11: {12: 1.0}}
     assert search(table(after), NOTHING, 7, beams=2)[0].ids == (10, 11, 12)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 2.0])
+def test_the_length_penalty_is_a_power_of_the_words(decoder, read, power):
+    logs = chances(decoder, read)
+    scores = logs / torch.tensor([len(ids) + 1.0 for ids in ALL])[:, None] ** power
+    found = search(decoder.step, read, LENGTH, len(ALL), length_penalty=power)
+    assert [prediction.ids for prediction in found] == [ALL[int(best)] for best in scores.argmax(0)]
+
+
+def test_length_penalties_choose_differently(decoder, read):
+    said = [[p.ids for p in search(decoder.step, read, LENGTH, len(ALL), length_penalty=x)] for x in (0.0, 2.0)]
+    assert sum(map(len, said[0])) < sum(map(len, said[1]))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_best_of_all_sentences_that_say_nothing_twice(decoder, read, n):
+    logs = chances(decoder, read)
+    runs = [[ids[i : i + n] for i in range(len(ids) - n + 1)] for ids in ALL]
+    repeats = torch.tensor([len(set(each)) < len(each) for each in runs])
+    per_word = logs / torch.tensor([len(ids) + 1.0 for ids in ALL])[:, None]
+    best = per_word.masked_fill(repeats[:, None], -torch.inf).argmax(0)
+    found = search(decoder.step, read, LENGTH, len(ALL), no_repeat=n)
+    assert [prediction.ids for prediction in found] == [ALL[int(at)] for at in best]
+    for pair, prediction in enumerate(found):
+        assert prediction.probability == pytest.approx(float(logs[best[pair], pair].exp()), rel=1e-3)
+
+
+def test_what_may_not_be_repeated_is_not():
+    after = {word: {10: 0.6, 11: 0.3, EOS: 0.1} for word in (BOS, 10, 11)}
+    for n, ids in ((0, (10, 10, 10, 10, 10)), (1, (10, 11)), (2, (10, 10, 11, 10)), (3, (10, 10, 10, 11, 10))):
+        assert search(table(after), NOTHING, 7, no_repeat=n)[0].ids == ids
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_pairs_leave_the_batch_when_they_are_done(beams):
+    """Each pair, known by its memory, ends after as many words as its number says."""
+    b, asked = 8, []
+
+    def step(word, place, memory, past):
+        asked.append(len(word))
+        number = memory[0][0][:, 0, 0, 0].repeat_interleave(beams)
+        logits = torch.full((len(word), 20), -50.0)
+        logits[:, 10:12] = torch.tensor([-0.1, -3.0])
+        logits[number == place, EOS] = 50.0
+        return logits, [(torch.zeros(len(word), 1, 1, 1),) * 2]
+
+    memory = [(torch.arange(b).float().reshape(b, 1, 1, 1),) * 2]
+    found = search(step, memory, 12, beams)
+    assert [prediction.ids for prediction in found] == [(10,) * number for number in range(b)]
+    assert asked == sorted(asked, reverse=True)
+    assert len(set(asked)) > 3, "nobody leaves"
+    assert asked[-1] <= 2 * beams
 
 
 def test_marks_are_never_said():

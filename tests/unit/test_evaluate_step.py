@@ -17,6 +17,7 @@ from procap.evaluation import java
 from procap.files import file_digest
 from procap.report import Silent
 from procap.steps import evaluate
+from procap.training.runtime import Runtime
 from tests.small import captioner_config, small_captioner, small_vqgan
 from tests.toy import CAPTIONS, toy_prepared
 
@@ -35,10 +36,10 @@ class StubCaptioner:
         self.bundle = self
         self.explained = 0
 
-    def caption(self, before, after, *, beams, generator):
+    def caption(self, before, after, *, beams, length_penalty, no_repeat, generator):
         assert isinstance(generator, torch.Generator)
         assert before.dtype == after.dtype == np.uint8
-        self.asked.append((before, after, beams))
+        self.asked.append((before, after, (beams, length_penalty, no_repeat)))
         return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]
 
     def stream(self, pairs, batch, *, explain, beams):
@@ -80,7 +81,8 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture
 def params():
     params = load_params(Path(__file__).parents[2] / "params.yaml")
-    changed = params.evaluate.model_copy(update={"batch": 7, "beams": 3, "pictures": 9})
+    how = {"beams": 3, "length_penalty": 0.5, "no_repeat": 2}
+    changed = params.evaluate.model_copy(update={"batch": 7, "pictures": 9} | how)
     hardware = params.hardware.model_copy(update={"device": "cpu", "threads": 1})
     return params.model_copy(update={"evaluate": changed, "hardware": hardware})
 
@@ -98,7 +100,7 @@ def bundled(monkeypatch, params):
         bundle = StubCaptioner(iter(sentences), frames)
         stub = SimpleNamespace(load_captioner=lambda folder, device: bundle)
         monkeypatch.setitem(sys.modules, "procap.captioning.captioner", stub)
-        runtime = SimpleNamespace(start_runtime=lambda **_: SimpleNamespace(device=torch.device("cpu")))
+        runtime = SimpleNamespace(start_runtime=lambda **_: Runtime(torch.device("cpu"), torch.float32))
         monkeypatch.setitem(sys.modules, "procap.training.runtime", runtime)
         return bundle
 
@@ -135,7 +137,7 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     assert listener.pictures == ["confusion.png", "best.png", "worst.png", "random.png"]
     assert bundle.explained == params.evaluate.pictures
     assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
-    assert {beams for _, _, beams in bundle.asked} == {3}
+    assert {how for _, _, how in bundle.asked} == {(3, 0.5, 2)}
     np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())
 
 

@@ -1,0 +1,87 @@
+"""Seconds, matrix product rates and memory of this machine."""
+
+import gc
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SQUARE = 2048
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def warm(ways: Mapping[str, Callable[[], Any]]) -> None:
+    """Once, unmeasured: memory is mapped and kernels are made."""
+    for call in ways.values():
+        call()
+
+
+def alternate(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way, one after another, round by round: other load on the machine then meets all of them."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, call in ways.items():
+            gc.collect()
+            found[name].append(seconds(call))
+    return found
+
+
+def median(times: list[float]) -> float:
+    return statistics.median(times)
+
+
+def matmul_rate(dtype: torch.dtype, rounds: int = 6) -> float:
+    """Operations per second of the best of some products of two square matrices."""
+    a, b = (torch.randn(SQUARE, SQUARE, dtype=dtype) for _ in range(2))
+    torch.mm(a, b)
+    return 2 * SQUARE**3 / min(seconds(lambda: torch.mm(a, b)) for _ in range(rounds))
+
+
+def copy_rate(rounds: int = 5) -> float:
+    """Bytes per second read and written by a copy that no cache holds."""
+    a = torch.zeros(2**27)
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / min(seconds(lambda: b.copy_(a)) for _ in range(rounds))
+
+
+def peak_memory() -> float:
+    """GiB that this process had in memory at most."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def in_another_process(*words: str) -> dict[str, Any]:
+    """What ``python -m tests.benchmarks <words>`` prints as JSON: its peak of memory is its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", *words], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ] if Path("/proc/cpuinfo").exists() else []
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
