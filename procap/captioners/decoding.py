@@ -136,7 +136,7 @@ def search(
         word = (best % chances.shape[1]).reshape(-1)
         written = torch.cat([written[origin], word[:, None]], dim=1)
         ended = ended[origin] | (word == EOS)
-        done = ended.reshape(score.shape).all(1)
+        done = (ended.reshape(score.shape) | score.isneginf()).all(1)
         if 4 * done.sum() < len(done):
             past = [(k[origin], v[origin]) for k, v in past]
             continue

@@ -96,8 +96,10 @@ class Attention(nn.Module):
 class QuickGELU(nn.Module):
     """GELU as CLIP computes it: x sigmoid(1.702 x)."""
 
+    SLOPE = 1.702
+
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
+        return F.silu(self.SLOPE * x) / self.SLOPE
 
 
 class FeedForward(nn.Sequential):
@@ -105,6 +107,14 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, width: int, activation: Callable[[], nn.Module] = nn.GELU, factor: int = 4) -> None:
         super().__init__(nn.Linear(width, factor * width), activation(), nn.Linear(factor * width, width))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """QuickGELU's slope goes into the weights, which are fewer than the values between them."""
+        first, activation, second = self
+        if not isinstance(activation, QuickGELU):
+            return super().forward(x)
+        slope = activation.SLOPE
+        return F.linear(F.silu(F.linear(x, slope * first.weight, slope * first.bias)), second.weight / slope, second.bias)
 
 
 class UnbiasedNorm(nn.Module):

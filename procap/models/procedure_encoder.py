@@ -273,16 +273,15 @@ class ProcedureEncoder(nn.Module):
     def sequence(
         self, start: Float[Tensor, "b s d"], frames: Float[Tensor, "b t n d"], first: int
     ) -> tuple[Float[Tensor, "b s2 d"], Blocked | None]:
-        """What the first block reads, and which rows ``csy_sees: frames`` blocks: as many as [ST1] and [csy].
-
-        Each of them sees its own place and those that follow.
-        """
+        """What the first block reads, and what ``csy_sees: frames`` blocks in all of them."""
         x = torch.cat([start, rearrange(frames, "b t n d -> b (t n) d")], dim=1)
-        if self.config.csy_sees != "frames" or start.shape[1] == 0:
-            return x, None
-        places = torch.arange(x.shape[1], device=x.device)
+        blocking = self.config.csy_sees == "frames" and start.shape[1] > 0
+        return x, self.blocked(first, torch.arange(x.shape[1], device=x.device)) if blocking else None
+
+    def blocked(self, first: int, places: Int[Tensor, " s"]) -> Blocked:
+        """Rows as many as [ST1] and [csy]; each sees its own place and those that follow."""
         rows = slice(first, first + 1 + self.config.reserved)
-        return x, Blocked(first, places >= places[rows, None])
+        return Blocked(first, places >= places[rows, None])
 
     def run(
         self, block: nn.Module, x: Tensor, blocked: Blocked | None, places: Sequence[int] | None = None

@@ -166,12 +166,12 @@ class _Training:
         self.frames = np.array([0, *(shown.numbers if shown else ()), self.features.shape[1] - 1])
         self.captions = caption_ids(self.pairs, vocabulary)
         self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
-        self.device = runtime.device
+        self.send = runtime.send
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
         frames = np.broadcast_to(self.frames, (len(rows), len(self.frames)))
-        features = torch.from_numpy(self.features.places(rows, frames)).float().to(self.device)
-        return Batch(features, self.captions.draw(rows, generator).to(self.device))
+        words = self.captions.draw(rows, generator)
+        return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()))
 
 
 def _validation(

@@ -119,7 +119,7 @@ class Procedures:
         self.warped_frames = np.load(data / "tokenize" / "warped_frames.npy")
         self.kept = np.load(data / "sample" / "kept.npy")
         self.captions = caption_ids(self.pairs, vocabulary)
-        self.device = runtime.device
+        self.send = runtime.send
 
     def rows(self, split: str) -> np.ndarray:
         return np.flatnonzero((self.pairs.table["split"] == split).to_numpy())
@@ -131,11 +131,11 @@ class Procedures:
         frames = np.pad(self.kept[draw, rows].astype(int), ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
         words = self.captions.draw(rows, generator)
         return ProcedureBatch(
-            torch.from_numpy(self.features.places(rows, frames)).float().to(self.device),
-            torch.from_numpy(self.tokens.places(rows, frames)).long().to(self.device),
-            words.to(self.device),
-            torch.from_numpy(self.warped.places(rows, draw[:, None])[:, 0]).float().to(self.device),
-            torch.from_numpy(self.warped_frames[rows, draw]).long().to(self.device),
+            self.send(self.features.places(rows, frames)).float(),
+            self.send(self.tokens.places(rows, frames)).long(),
+            self.send(words.numpy()),
+            self.send(self.warped.places(rows, draw[:, None])[:, 0]).float(),
+            self.send(self.warped_frames[rows, draw]).long(),
         )
 
 

@@ -26,9 +26,10 @@ def make_optimiser(
     match name:
         case "adamw":
             groups = _groups(parts, weight_decay, lambda _, weight: weight.ndim >= 2)
-            return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-8)
+            return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-8, fused=True)
         case "adam":
-            return torch.optim.Adam(_groups(parts, weight_decay, lambda *_: True), betas=(0.9, 0.999), eps=1e-8)
+            groups = _groups(parts, weight_decay, lambda *_: True)
+            return torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8, fused=True)
         case "bert_adam":
             return BertAdam(_groups(parts, weight_decay, lambda path, _: "bias" not in path))
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from procap.errors import BadInput
@@ -24,21 +25,26 @@ class Runtime:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.precision)
 
+    def send(self, array: np.ndarray) -> torch.Tensor:
+        """An array on the device; to a GPU from pinned memory, and nobody waits for it."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
-def start_runtime(
-    device: str, threads: int, precision: str, deterministic: bool = True, **_: object
-) -> Runtime:
+
+def start_runtime(device: str, threads: int, precision: str, deterministic: bool = True) -> Runtime:
     """Set up this process: number of threads, memory, deterministic algorithms; say where tensors go.
 
     ``device`` auto takes a GPU where there is one; ``threads`` 0 means all cores. Without ``deterministic``, a GPU may
-    use faster algorithms that give other bits each time; a CPU's are the same. What else the section ``hardware``
-    holds is for the steps.
+    use faster algorithms that give other bits each time; a CPU's are the same.
     """
     keep_freed_memory()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # use_deterministic_algorithms also loads the compiler, for a second
     torch.set_deterministic_debug_mode("warn" if deterministic else "default")
     torch.backends.cudnn.benchmark = not deterministic
+    torch.utils.deterministic.fill_uninitialized_memory = False  # writes every new tensor once for nothing
     return Runtime(choose_device(device, threads), getattr(torch, precision))
 
 

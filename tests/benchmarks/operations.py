@@ -1,6 +1,6 @@
 """How many operations the networks need: two per multiply-add of every matrix product, everything else left out.
 
-Gradients of a product cost two more products of its size, one where its input needs none. What an implementation
+Gradients of a product cost two more products of its size. What an implementation
 computes twice (attention's scores in its backward pass, checkpointed blocks) counts once.
 """
 
@@ -30,9 +30,8 @@ def stage_1(config: EncoderConfig, b: int, hidden: int, *, naive: bool = False) 
     whole = block(d, s) if naive else block(d, s, blocked=rows)
     last = whole if naive else block(d, s, places=2, blocked=min(rows, 1))
     blocks = 3 * b * (config.layers - 1) * whole + b * (whole + 2 * last)
-    heads = 2 * hidden * d * config.codes + 4 * b * 2 * d
-    embedded = embedding(config, (3 if naive else 2) * b * config.frames)
-    return 3 * (blocks + heads) + 2 * embedded
+    heads = 2 * hidden * d * config.codes + (4 if naive else 6) * b * 2 * d
+    return 3 * (blocks + heads + embedding(config, (3 if naive else 2) * b * config.frames))
 
 
 def encoder(config: EncoderConfig, b: int) -> int:
@@ -73,7 +72,7 @@ def stage_2(config: EncoderDecoderConfig, b: int, prompt: int, *, naive: bool = 
     """Forward and backward of ``b`` pairs; the tokenizer is not in it."""
     words = config.decoder.words
     rest = projecting(config, b) + reading(config, b) + saying(config, b, words, words)
-    return 3 * (imagining(config, b, prompt, naive=naive) + rest) + 2 * embedding(config.encoder, 2 * b)
+    return 3 * (imagining(config, b, prompt, naive=naive) + rest + embedding(config.encoder, 2 * b))
 
 
 def decode(config: EncoderDecoderConfig, b: int, *, naive: bool = False) -> int:
