@@ -58,8 +58,8 @@ e2e: setup ## PostgreSQL, S3, MLflow and Prefect with passwords: a model from tr
 servers: setup ## MLflow and Prefect on this machine, until Ctrl-C
 	procap up
 
-bench: setup ## speed, side by side
-	$(BIN)/python -m pytest -q -s tests/benchmarks
+bench: setup ## speed, side by side with a naive form; BENCH="--only memory" for a part
+	$(BIN)/python -m tests.benchmarks $(BENCH)
 
 clean: ## what tests and tools leave behind; data, models, mlflow.db and .venv stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info

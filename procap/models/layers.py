@@ -114,7 +114,8 @@ class FeedForward(nn.Sequential):
         if not isinstance(activation, QuickGELU):
             return super().forward(x)
         slope = activation.SLOPE
-        return F.linear(F.silu(F.linear(x, slope * first.weight, slope * first.bias)), second.weight / slope, second.bias)
+        inner = F.silu(F.linear(x, slope * first.weight, slope * first.bias))
+        return F.linear(inner, second.weight / slope, second.bias)
 
 
 class UnbiasedNorm(nn.Module):

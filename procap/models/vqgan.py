@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import nn
 
@@ -38,9 +39,10 @@ class VQGAN(nn.Module):
     """Pictures to tokens and features and back. Attribute names are the public checkpoints' names."""
 
     def __init__(self, config: VQGANConfig) -> None:
-        from taming.modules.diffusionmodules.model import Decoder, Encoder
+        from taming.modules.diffusionmodules import model as parts
         from taming.modules.vqvae.quantize import VectorQuantizer2
 
+        parts.nonlinearity = F.silu  # the same function, in one kernel rather than two
         super().__init__()
         self.config = config
         sizes = {
@@ -55,8 +57,8 @@ class VQGAN(nn.Module):
             "z_channels": config.code_width,
             "double_z": False,
         }
-        self.encoder = Encoder(**sizes)
-        self.decoder = Decoder(**sizes)
+        self.encoder = parts.Encoder(**sizes)
+        self.decoder = parts.Decoder(**sizes)
         self.quantize = VectorQuantizer2(config.codes, config.code_width, beta=0.25, sane_index_shape=True)
         self.quant_conv = nn.Conv2d(config.code_width, config.code_width, 1)
         self.post_quant_conv = nn.Conv2d(config.code_width, config.code_width, 1)

@@ -8,6 +8,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,11 @@ def runtime(precision: str) -> Runtime:
 
 
 def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
-    """Seconds of every phase in all ways, operations needed, share of the measured matrix product rate."""
-    case, more = Case(), Case(Sizes(batch=DECODED))
+    """Seconds of every phase in all ways, operations needed, share of the best matrix product rate of this run.
+
+    ``peaks`` is measured again after each phase and keeps the best.
+    """
+    case, more = Case(Sizes()), Case(Sizes(batch=DECODED))
     config, frame = case.config, operations.tokenizer(case.vqgan_config)
     tokenizing = 2 * frame if case.vqgan_config.features == "raw" else frame
     said = operations.decode(config, DECODED)
@@ -99,26 +103,32 @@ def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
     rows = []
     for name, needed, naive, way in listed:
         ways = {precision: way(precision) for precision in DTYPES}
-        measure.warm(ways)
-        times = measure.alternate(({"naive": naive} if naive else {}) | ways, rounds)
-        row: dict[str, Any] = {"phase": name, "operations": needed, "all_seconds": times}
-        for each, taken in times.items():
-            row[f"{each}_seconds"] = measure.median(taken)
-        for precision in DTYPES:
-            taken = row[f"{precision}_seconds"]
-            row[f"{precision}_share"] = needed / taken / peaks[precision]
-            row[f"{precision}_ratio"] = row["naive_seconds"] / taken if naive else None
+        ways["bfloat16"]()  # once unmeasured: memory is mapped, kernels are made
+        several = measure.alternate(({"naive": naive} if naive else {}) | ways, rounds)
+        taken = {each: measure.median(times) for each, times in several.items()}
+        row: dict[str, Any] = {"phase": name, "operations": needed}
+        row |= {each: asdict(found) for each, found in taken.items()}
+        row["all"] = {each: [asdict(found) for found in times] for each, times in several.items()}
         rows.append(row)
+        for precision, dtype in DTYPES.items():
+            peaks[precision] = max(peaks[precision], measure.matmul_rate(dtype))
+    for row in rows:
+        for precision in DTYPES:
+            row[f"{precision} share"] = row["operations"] / row[precision]["seconds"] / peaks[precision]
+            if "naive" in row:
+                row[f"{precision} ratio"] = row["naive"]["seconds"] / row[precision]["seconds"]
+                row[f"{precision} ratio, cpu"] = row["naive"]["cpu"] / row[precision]["cpu"]
     return rows
 
 
 def scaling() -> dict[str, list[dict[str, float]]]:
-    """Seconds of a bfloat16 stage-1 step as one size changes; of drawing a batch as the corpus grows."""
+    """A bfloat16 stage-1 step of a few layers as one size changes; drawing a batch as the corpus grows."""
+    few = Sizes(layers=3)
     sizes = {
-        "batch": [Sizes(batch=b) for b in (2, 4, 8)],
-        "frames": [Sizes(frames=t) for t in (2, 3, 4, 6)],
-        "layers": [Sizes(layers=layers) for layers in (2, 4, 8, 12)],
-        "tokens per frame": [Sizes(grid=grid) for grid in (4, 7, 10, 14)],
+        "batch": [replace(few, batch=b) for b in (2, 4, 8)],
+        "frames": [replace(few, frames=t) for t in (2, 3, 4, 6)],
+        "layers": [replace(few, layers=layers) for layers in (1, 3, 6, 12)],
+        "tokens per frame": [replace(few, grid=grid) for grid in (4, 7, 10, 14)],
     }
     axis = {"batch": "batch", "frames": "frames", "layers": "layers", "tokens per frame": "grid"}
     found: dict[str, list[dict[str, float]]] = {}
@@ -127,18 +137,20 @@ def scaling() -> dict[str, list[dict[str, float]]]:
         for point in points:
             case = Case(point)
             step = case.stage_1(runtime("bfloat16"))
-            taken = min(measure.seconds(step) for _ in range(2))
+            step()
             at = getattr(point, axis[name])
             needed = operations.stage_1(case.config.encoder, point.batch, case.hidden)
-            found[name].append({"at": at**2 if axis[name] == "grid" else at, "seconds": taken, "operations": needed})
+            found[name].append(
+                {"at": at**2 if axis[name] == "grid" else at, "operations": needed, **asdict(measure.taken(step))}
+            )
     found["pairs of the corpus"] = [
-        {"at": pairs, "seconds": drawing(pairs), "operations": 0} for pairs in (100, 400, 1600, 6400)
+        {"at": pairs, "operations": 0, **asdict(drawing(pairs))} for pairs in (100, 400, 1600, 6400)
     ]
     return found
 
 
-def drawing(pairs: int, batch: int = 8, draws: int = 20) -> float:
-    """Seconds to read a batch's keyframes, of all frames in memory-mapped shards."""
+def drawing(pairs: int, batch: int = 8, draws: int = 20) -> measure.Taken:
+    """Reading a batch's keyframes, of all frames in memory-mapped shards."""
     shape = (9, 196, 256)
     with tempfile.TemporaryDirectory() as folder:
         rows = 256 * 2**20 // (2 * int(np.prod(shape)))
@@ -148,7 +160,8 @@ def drawing(pairs: int, batch: int = 8, draws: int = 20) -> float:
         shards, chance = Shards(Path(folder), "features"), np.random.default_rng(0)
         chosen = [chance.integers(0, pairs, batch) for _ in range(draws)]
         frames = np.tile([0, 2, 5, 8], (batch, 1))
-        return measure.seconds(lambda: [shards.places(rows, frames) for rows in chosen]) / draws
+        whole = measure.taken(lambda: [shards.places(rows, frames) for rows in chosen])
+        return measure.Taken(whole.seconds / draws, whole.cpu / draws)
 
 
 def memory() -> list[dict[str, Any]]:
@@ -163,8 +176,8 @@ def memory() -> list[dict[str, Any]]:
 def peak(precision: str, batch: int, checkpointing: bool) -> dict[str, float]:
     case = Case(Sizes(batch=batch))
     case.encoder.checkpointing = checkpointing
-    taken = measure.seconds(case.stage_1(runtime(precision)))
-    return {"gib": measure.peak_memory(), "seconds": taken}
+    taken = measure.taken(case.stage_1(runtime(precision)))
+    return {"gib": measure.peak_memory(), **asdict(taken)}
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Sizes:
 class Case:
     """``reference-clevr`` with random weights, and ``sizes.batch`` pairs of random pictures."""
 
-    def __init__(self, sizes: Sizes = Sizes()) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self.sizes, raw = sizes, preset("reference-clevr")
         stage_1, stage_2, vqgan = raw["pretrain"], raw["caption"], raw["tokenizer"]
         self.vqgan_config = VQGANConfig(

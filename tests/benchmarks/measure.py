@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,37 @@ import torch
 SQUARE = 2048
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+@dataclass(frozen=True)
+class Taken:
+    """What a call took."""
+
+    seconds: float
+    cpu: float
+    """Seconds of all threads together: other load on the machine hardly shows in it."""
+
+
+def taken(call: Callable[[], Any]) -> Taken:
+    start, cpu = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - start
+    return Taken(time.perf_counter() - start, time.process_time() - cpu)
 
 
-def warm(ways: Mapping[str, Callable[[], Any]]) -> None:
-    """Once, unmeasured: memory is mapped and kernels are made."""
-    for call in ways.values():
-        call()
+def seconds(call: Callable[[], Any]) -> float:
+    return taken(call).seconds
 
 
-def alternate(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, one after another, round by round: other load on the machine then meets all of them."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+def alternate(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Taken]]:
+    """What each way took, one after another, round by round: other load on the machine then meets all of them."""
+    found: dict[str, list[Taken]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, call in ways.items():
             gc.collect()
-            found[name].append(seconds(call))
+            found[name].append(taken(call))
     return found
 
 
-def median(times: list[float]) -> float:
-    return statistics.median(times)
+def median(several: list[Taken]) -> Taken:
+    return Taken(*(statistics.median(getattr(one, name) for one in several) for name in ("seconds", "cpu")))
 
 
 def matmul_rate(dtype: torch.dtype, rounds: int = 6) -> float:

@@ -90,10 +90,11 @@ def tokenizer(config: VQGANConfig) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from procap.models.build import build
     from procap.models.vqgan import VQGAN
 
     with torch.device("meta"):
-        vqgan = VQGAN(config)
+        vqgan = build(lambda: VQGAN(config), torch.Generator())
         picture = torch.empty(1, 3, config.image_size, config.image_size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             vqgan.encode(picture)

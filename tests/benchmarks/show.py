@@ -19,30 +19,31 @@ def table(found: Found) -> str:
     ]
     if "phases" in found:
         lines += [
-            "| phase | naive, float32 | float32 | ratio | bfloat16 | ratio | operations | "
+            "| phase | naive, float32 | float32 | ratio (in CPU time) | bfloat16 | ratio (in CPU time) | operations | "
             "of float32's rate | of bfloat16's |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         lines += [_phase(row) for row in found["phases"]]
     for name, points in found.get("scaling", {}).items():
-        told = ", ".join(f"{point['at']}: {_seconds(point['seconds'])}" for point in points)
-        lines += ["", f"{name}: {told}"]
+        told = ", ".join(f"{point['at']}: {_seconds(point['cpu'])}" for point in points)
+        lines += ["", f"{name}, CPU time: {told}"]
     for row in found.get("memory", ()):
         lines += ["", f"stage-1 step, batch {row['batch']}, {row['precision']}, checkpointing {row['checkpointing']}: "
-                      f"peak {row['gib']:.1f} GiB, {row['seconds']:.0f} s"]  # fmt: skip
+                      f"peak {row['gib']:.1f} GiB, {row['cpu']:.0f} s of CPU time"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
 def _phase(row: Found) -> str:
     least = TARGETS.get(row["phase"], (None, None))
-    naive = _seconds(row["naive_seconds"]) if "naive_seconds" in row else ""
-    cells = [row["phase"], naive]
+    cells = [row["phase"], _seconds(row["naive"]["seconds"]) if "naive" in row else ""]
     for precision, target in zip(("float32", "bfloat16"), least, strict=True):
-        ratio = row[f"{precision}_ratio"]
-        asked = f" (target {target:g})" if target else ""
-        cells += [_seconds(row[f"{precision}_seconds"]), f"{ratio:.1f}{asked}" if ratio else ""]
+        cells.append(_seconds(row[precision]["seconds"]))
+        asked = f", target {target:g}" if target else ""
+        cells.append(
+            f"{row[f'{precision} ratio']:.1f} ({row[f'{precision} ratio, cpu']:.1f}{asked})" if "naive" in row else ""
+        )
     cells.append(f"{row['operations'] / 1e9:.0f} GFLOP")
-    cells += [f"{100 * row[f'{precision}_share']:.0f} %" for precision in ("float32", "bfloat16")]
+    cells += [f"{100 * row[f'{precision} share']:.0f} %" for precision in ("float32", "bfloat16")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -54,7 +55,7 @@ def plot(found: Found, path: Path) -> None:
     """Ratios as bars, each scaling curve with what its operations would take at the largest point's speed."""
     from matplotlib.figure import Figure
 
-    phases = [row for row in found.get("phases", ()) if row["bfloat16_ratio"]]
+    phases = [row for row in found.get("phases", ()) if "naive" in row]
     curves = found.get("scaling", {})
     panels = bool(phases) + len(curves)
     if not panels:
@@ -65,7 +66,7 @@ def plot(found: Found, path: Path) -> None:
         bars = next(axes)
         places = range(len(phases))
         for shift, precision in ((-0.2, "float32"), (0.2, "bfloat16")):
-            ratios = [row[f"{precision}_ratio"] for row in phases]
+            ratios = [row[f"{precision} ratio"] for row in phases]
             bars.barh([place + shift for place in places], ratios, height=0.4, label=precision)
         bars.set_yticks(places, [row["phase"] for row in phases])
         bars.set_xscale("log")
@@ -74,12 +75,12 @@ def plot(found: Found, path: Path) -> None:
         bars.legend()
     for name, points in curves.items():
         axis, at, last = next(axes), [point["at"] for point in points], points[-1]
-        axis.plot(at, [point["seconds"] for point in points], marker="o", label="measured")
+        axis.plot(at, [point["cpu"] for point in points], marker="o", label="measured")
         if last["operations"]:
-            rate = last["seconds"] / last["operations"]
+            rate = last["cpu"] / last["operations"]
             axis.plot(at, [rate * point["operations"] for point in points], linestyle=":", label="operations")
             axis.legend()
-        axis.set(xlabel=name, ylabel="seconds", ylim=(0, None))
+        axis.set(xlabel=name, ylabel="seconds of CPU time", ylim=(0, None))
     figure.savefig(path, dpi=110)
 
 
