@@ -4,6 +4,9 @@ Gradients of a product cost two more products of its size. What an implementatio
 computes twice (attention's scores in its backward pass, checkpointed blocks) counts once.
 """
 
+import contextlib
+import io
+
 from procap.models.encoder_decoder import EncoderDecoderConfig
 from procap.models.procedure_encoder import EncoderConfig
 from procap.models.vqgan import VQGANConfig
@@ -90,11 +93,10 @@ def tokenizer(config: VQGANConfig) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from procap.models.build import build
     from procap.models.vqgan import VQGAN
 
-    with torch.device("meta"):
-        vqgan = build(lambda: VQGAN(config), torch.Generator())
+    with contextlib.redirect_stdout(io.StringIO()), torch.device("meta"):
+        vqgan = VQGAN(config)
         picture = torch.empty(1, 3, config.image_size, config.image_size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             vqgan.encode(picture)
