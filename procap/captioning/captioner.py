@@ -120,19 +120,31 @@ class PictureCaptioner:
         batch: int = 16,
         explain: bool = False,
         beams: int = 1,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
     ) -> Iterator[Caption]:
-        """Caption any number of pairs in order, ``batch`` at a time; pictures are read when their turn comes."""
+        """Caption any number of pairs in order, ``batch`` at a time; pictures are read when their turn comes.
+
+        ``Bundle.predict`` has the meaning of the last three.
+        """
         numbers, rest = count(), iter(pairs)
         while some := list(islice(rest, batch)):
             read = [read_pair(*ends, f"pair {next(numbers)}") for ends in some]
-            yield from self._caption(read, explain, beams)
+            yield from self._caption(read, explain, beams, length_penalty, no_repeat)
 
     @torch.no_grad()
-    def _caption(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], explain: bool, beams: int) -> list[Caption]:
+    def _caption(
+        self,
+        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+        explain: bool,
+        beams: int,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
+    ) -> list[Caption]:
         bundle, side = self.bundle, self.about.image_size
         ends = tuple(np.stack([resize(picture, side) for picture in column]) for column in zip(*pairs, strict=True))
         features = bundle.features(*ends)
-        predictions = bundle.predict(features, beams=beams)
+        predictions = bundle.predict(features, beams=beams, length_penalty=length_penalty, no_repeat=no_repeat)
         sentences = [prediction.ids for prediction in predictions]
         sizes = [before.shape[:2] for before, _ in pairs]
         scores = self._scores(features, sentences)

@@ -97,14 +97,18 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
         rows = slice(start, start + size)
         with runtime.autocast():
             captions += bundle.caption(
-                pairs.before(rows), pairs.after(rows), generator=generator,
-                **params.evaluate.model_dump(include={"beams", "length_penalty", "no_repeat"}),
-            )  # fmt: skip
+                pairs.before(rows), pairs.after(rows), generator=generator, **_search(params)
+            )
     columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
     return [
         Told(str(name), str(group), str(kind), said.text, float(said.probability), tuple(map(str, references)))
         for said, name, group, kind, references in zip(captions, *columns, strict=True)
     ]
+
+
+def _search(params: Params) -> dict[str, Any]:
+    """How sentences are looked for."""
+    return params.evaluate.model_dump(include={"beams", "length_penalty", "no_repeat"})
 
 
 def _galleries(
@@ -116,7 +120,7 @@ def _galleries(
     rows = np.array([row for numbers in chosen.values() for row in numbers], dtype=np.int64)
     before, after = (list(pictures) if len(rows) else [] for pictures in (pairs.before(rows), pairs.after(rows)))
     said = captioner.stream(
-        zip(before, after, strict=True), params.evaluate.batch, explain=True, beams=params.evaluate.beams
+        zip(before, after, strict=True), params.evaluate.batch, explain=True, **_search(params)
     )
     shown = {
         row: Example(

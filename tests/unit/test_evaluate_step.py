@@ -42,8 +42,8 @@ class StubCaptioner:
         self.asked.append((before, after, (beams, length_penalty, no_repeat)))
         return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]
 
-    def stream(self, pairs, batch, *, explain, beams):
-        assert (batch, explain, beams) == (7, True, 3)
+    def stream(self, pairs, batch, *, explain, beams, length_penalty, no_repeat):
+        assert (batch, explain, beams, length_penalty, no_repeat) == (7, True, 3, 0.5, 2)
         for before, after in pairs:
             self.explained += 1
             maps = np.ones((2, 2, 16, 16), np.float32)
