@@ -7,7 +7,7 @@ six minutes.
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -84,24 +84,8 @@ def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
 
     ``peaks`` is measured again after each phase and keeps the best.
     """
-    case, more = Case(Sizes()), Case(Sizes(batch=DECODED))
-    config, frame = case.config, operations.tokenizer(case.vqgan_config)
-    tokenizing = 2 * frame if case.vqgan_config.features == "raw" else frame
-    said = operations.decode(config, DECODED)
-    imagined = operations.imagining(config, DECODED, case.prompt) + operations.embedding(config.encoder, 2 * DECODED)
-    listed: list[tuple[str, int, Callable[[], Any] | None, Callable[[str], Callable[[], Any]]]] = [
-        ("encoder, forward", 3 * operations.encoder(config.encoder, 2), None, lambda p: case.encoding(runtime(p))),
-        ("stage-1 step", operations.stage_1(config.encoder, 2, case.hidden), case.naive_stage_1(),
-         lambda p: case.stage_1(runtime(p))),
-        ("stage-2 step", operations.stage_2(config, DECODED, more.prompt), more.naive_stage_2(),
-         lambda p: more.stage_2(runtime(p))),
-        ("decode, from encoder", said, more.naive_decode(), lambda p: more.decode(runtime(p))),
-        ("decode, from pictures", said + imagined + 2 * DECODED * frame, more.naive_caption(),
-         lambda p: more.caption(runtime(p))),
-        ("tokenise", 2 * tokenizing, case.naive_tokenise(), case.tokenise),
-    ]  # fmt: skip
     rows = []
-    for name, needed, naive, way in listed:
+    for name, needed, naive, way in _ways():
         ways = {precision: way(precision) for precision in DTYPES}
         ways["bfloat16"]()  # once unmeasured: memory is mapped, kernels are made
         several = measure.alternate(({"naive": naive} if naive else {}) | ways, rounds)
@@ -110,6 +94,7 @@ def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
         row |= {each: asdict(found) for each, found in taken.items()}
         row["all"] = {each: [asdict(found) for found in times] for each, times in several.items()}
         rows.append(row)
+        del naive, way, ways  # they hold networks
         for precision, dtype in DTYPES.items():
             peaks[precision] = max(peaks[precision], measure.matmul_rate(dtype))
     for row in rows:
@@ -119,6 +104,32 @@ def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
                 row[f"{precision} ratio"] = row["naive"]["seconds"] / row[precision]["seconds"]
                 row[f"{precision} ratio, cpu"] = row["naive"]["cpu"] / row[precision]["cpu"]
     return rows
+
+
+Way = Callable[[str], Callable[[], Any]]
+"""Precision -> what is measured."""
+
+
+def _ways() -> Iterator[tuple[str, int, Callable[[], Any] | None, Way]]:
+    """(phase, operations, naive form, fast form); networks are gone when the next ones come."""
+    case = Case(Sizes())
+    config, frame = case.config, operations.tokenizer(case.vqgan_config)
+    needed = 3 * operations.encoder(config.encoder, 2)
+    yield "encoder, forward", needed, None, lambda precision: case.encoding(runtime(precision))
+    needed = operations.stage_1(config.encoder, 2, case.hidden)
+    yield "stage-1 step", needed, case.naive_stage_1(), lambda precision: case.stage_1(runtime(precision))
+    needed = 2 * frame * (1 + (case.vqgan_config.features == "raw"))
+    yield "tokenise", needed, case.naive_tokenise(), case.tokenise
+    case = Case(Sizes(batch=DECODED))
+    needed = operations.stage_2(config, DECODED, case.prompt)
+    yield "stage-2 step", needed, case.naive_stage_2(), lambda precision: case.stage_2(runtime(precision))
+    case.optimisers.clear()
+    case.network.zero_grad(set_to_none=True)
+    needed = operations.decode(config, DECODED)
+    yield "decode, from encoder", needed, case.naive_decode(), lambda precision: case.decode(runtime(precision))
+    needed += operations.imagining(config, DECODED, case.prompt) + operations.embedding(config.encoder, 2 * DECODED)
+    needed += 2 * DECODED * frame
+    yield "decode, from pictures", needed, case.naive_caption(), lambda precision: case.caption(runtime(precision))
 
 
 def scaling() -> dict[str, list[dict[str, float]]]:

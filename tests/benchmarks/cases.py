@@ -43,6 +43,7 @@ class Case:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes, raw = sizes, preset("reference-clevr")
+        self.optimisers: dict[int, torch.optim.Optimizer] = {}
         stage_1, stage_2, vqgan = raw["pretrain"], raw["caption"], raw["tokenizer"]
         self.vqgan_config = VQGANConfig(
             vqgan["channels"], tuple(vqgan["multipliers"]), vqgan["blocks"], vqgan["codes"], vqgan["code_width"],
@@ -169,10 +170,9 @@ class Case:
 
         return self.update(self.network, loss)
 
-    @staticmethod
-    def update(module: torch.nn.Module, loss: Step) -> Step:
+    def update(self, module: torch.nn.Module, loss: Step) -> Step:
         """A whole update; the learning rate is so small that weights stay what they are."""
-        optimiser = make_optimiser("adamw", [(module, 1e-9)], 0.0)
+        optimiser = self.optimisers.setdefault(id(module), make_optimiser("adamw", [(module, 1e-9)], 0.0))
 
         def step() -> float:
             optimiser.zero_grad(set_to_none=True)
