@@ -47,7 +47,7 @@ check: setup audit ## linter, type checker, import rules, known holes in package
 	$(BIN)/lint-imports
 
 audit: setup ## known holes in the pinned packages, where the service that knows them is reached
-	@told=$$($(BIN)/pip-audit --progress-spinner off --timeout 10 --no-deps --disable-pip -r constraints.txt 2>&1); status=$$?; \
+	@told=$$($(BIN)/pip-audit -s osv --progress-spinner off --timeout 10 --no-deps --disable-pip -r constraints.txt 2>&1); status=$$?; \
 	if [ $$status -eq 0 ] || grep -qE 'Found [0-9]+ known vulnerabilit' <<<"$$told"; then echo "$$told"; exit $$status; \
 	else echo "audit: skipped, the service did not answer ($$(tail -n 1 <<<"$$told" | cut -c -120))"; fi
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.presets import apply_overrides
 from tests.clone import clone, environment, run
 from tests.e2e import services
 from tests.e2e.shared import Shared, commit
@@ -61,8 +62,9 @@ class Restartable:
 
 @pytest.fixture(scope="session")
 def team(tmp_path_factory, shared) -> Path:
-    """A clone at smoke size, all committed, whose data go to the S3 server."""
+    """A clone at smoke size with one captioner, all committed, whose data go to the S3 server."""
     folder = clone(tmp_path_factory.mktemp("team"))
+    apply_overrides(folder / "params.yaml", {"captioners": ["static"], "evaluate.pictures": 2})
     run(folder, "dvc", "remote", "add", "-d", "store", "s3://dvc/procap")
     commit(folder, "Smoke size, and where the data are")
     return folder

@@ -50,8 +50,8 @@ def test_a_deployment_triggered_from_the_command_line_ends_well_and_registers_in
     assert "challenger" in aliases(client)
     objects = services.s3_client(shared.s3).list_objects_v2(Bucket="mlflow", MaxKeys=1000)["Contents"]
     keys = [one["Key"] for one in objects]
-    assert sum(key.endswith("artifacts/bundle/manifest.json") for key in keys) == 2
-    assert sum(key.endswith("/model_card.md") for key in keys) == 2
+    assert sum(key.endswith("artifacts/bundle/manifest.json") for key in keys) == 1
+    assert sum(key.endswith("/model_card.md") for key in keys) == 1
     assert not (team / "mlflow.db").exists()
 
 

@@ -185,3 +185,23 @@ def test_each_deployment_is_a_flow_with_those_parameters(file):
     names = [deployment["name"] for deployment in found["deployments"]]
     if file == "prefect.yaml":
         assert set(names) >= {"pipeline", "ablation", "promote", "validate-data", "batch-caption"}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize(
+    ("says", "status", "ends", "told"),
+    [
+        ("No known vulnerabilities found", 0, 0, "No known"),
+        ("Found 2 known vulnerabilities in 1 package", 1, 2, "Found 2"),
+        ("ConnectionError: Failed to resolve", 1, 0, "audit: skipped"),
+    ],
+    ids=["clean", "holes", "unreachable"],
+)
+def test_the_audit_fails_for_holes_and_is_skipped_aloud_where_nobody_answers(tmp_path, says, status, ends, told):
+    program = tmp_path / "pip-audit"
+    program.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n")
+    program.chmod(0o755)
+    words = ["make", "-C", str(ROOT), "--no-print-directory", "-o", "setup", "audit", f"BIN={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == ends
+    assert told in done.stdout
