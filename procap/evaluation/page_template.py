@@ -122,7 +122,7 @@ TEMPLATE = (
 {% for gallery in galleries if gallery.cards %}
 
 <h2>{{ gallery.name }}</h2>
-<p class="soft">{{ gallery.about }}</p>
+<p class="soft">{{ gallery.about }} Point at a word to see where the model looks to say it.</p>
 <div class="pairs">
 {% for one in gallery.cards %}
 <article class="pair explained">
