@@ -11,6 +11,7 @@ from PIL import Image
 
 import procap
 from procap.captioners import Batch
+from procap.captioners.explanation import attention
 from procap.captioning import addresses, captioner
 from procap.captioning.addresses import Fetched
 from procap.captioning.captioner import Caption, enlarged
@@ -152,6 +153,13 @@ def test_the_reasons_have_the_pictures_proportions(model):
     both = np.stack([why.attention_before, why.attention_after])
     np.testing.assert_allclose(both.max(axis=(0, 2, 3)), 1)
     assert both.min() >= 0
+    features = model.bundle.features(*(pixels[None] for pixels in PAIR))
+    (ids,) = [prediction.ids for prediction in model.bundle.predict(features)]
+    seen = attention(model.bundle.captioner.network, features, [ids])[0, :words]
+    for frame, shown in ((0, why.attention_before), (-1, why.attention_after)):
+        true = enlarged(seen[:, frame], (40, 60))
+        np.testing.assert_allclose(shown, true * (shown.max((1, 2)) / true.max((1, 2)))[:, None, None], rtol=1e-4)
+    np.testing.assert_allclose(why.attention_frames, seen.sum(-1), rtol=1e-4)
     assert why.attention_frames.shape == (words, 4)
     np.testing.assert_allclose(why.attention_frames.sum(1), 1, rtol=1e-5)
     assert why.change_map.shape == (40, 60)
