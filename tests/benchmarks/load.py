@@ -26,6 +26,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "flows" / "serving" / "page" / "examples"
 BUNDLES = [ROOT / "data" / "caption" / name / "bundle" for name in ("procap", "static")]
+PATIENCE = 300.0
+"""Seconds that a swap may take on a busy machine."""
 GROWTH = 1.10
 """Memory at the end over memory in the middle that still counts as flat."""
 
@@ -73,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
         with served(Path(folder), *many) as (process, port):
             swap = threading.Timer(part / 3, promote)
             swap.start()
-            swapped = load(process, port, asked.clients, part)
+            swapped = load(process, port, asked.clients, part, models=2)
             swap.join()
     print(f"{asked.clients} clients, {part:.0f} s each, ratios to one pair at a time")
     print(f"{'':24}{'requests':>9}{'failed':>8}{'rate':>8}{'p50':>8}{'p95':>8}{'memory':>9}")
@@ -131,26 +133,33 @@ def served(folder: Path, *words: str) -> Iterator[tuple[psutil.Process, int]]:
             end_family(process)
 
 
-def load(process: psutil.Process, port: int, clients: int, seconds: float) -> Load:
-    """Ask for ``seconds`` with so many clients; the first second warms up and does not count."""
-    seen, begin, end = Load(seconds), time.monotonic() + 1, time.monotonic() + 1 + seconds
-    threads = [threading.Thread(target=_ask, args=(port, number, begin, end, seen)) for number in range(clients)]
+def load(process: psutil.Process, port: int, clients: int, seconds: float, models: int = 1) -> Load:
+    """Ask for ``seconds`` with so many clients, and longer until so many models have answered.
+
+    The first second warms up and does not count.
+    """
+    seen, begin, ended = Load(seconds), time.monotonic() + 1, threading.Event()
+    threads = [threading.Thread(target=_ask, args=(port, number, begin, ended, seen)) for number in range(clients)]
     for thread in threads:
         thread.start()
-    while time.monotonic() < end:
-        if time.monotonic() > begin:
-            seen.memory.append(process.memory_info().rss)
+    spent = 0.0
+    while spent < seconds or (len(seen.models) < models and spent < seconds + PATIENCE):
         time.sleep(0.1)
+        spent = time.monotonic() - begin
+        if spent > 0:
+            seen.memory.append(process.memory_info().rss)
+    ended.set()
     for thread in threads:
         thread.join()
+    seen.seconds = time.monotonic() - begin
     return seen
 
 
-def _ask(port: int, number: int, begin: float, end: float, seen: Load) -> None:
+def _ask(port: int, number: int, begin: float, ended: threading.Event, seen: Load) -> None:
     names = json.loads((EXAMPLES / "examples.json").read_text())
     body, kind = encode(*(EXAMPLES / names[number % len(names)][end] for end in ("before", "after")))
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    while time.monotonic() < end:
+    while not ended.is_set():
         start = time.monotonic()
         try:
             client.request("POST", "/v1/caption", body, {"Content-Type": kind})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clone import ROOT
-from tests.serving import encoded, picture
+from tests.serving import encoded, picture, running, told
 from tests.steps import tiny_params, tokenised
 
 pytestmark = pytest.mark.slow
@@ -222,6 +222,24 @@ def test_an_example_is_described_by_keyboard_alone(page):
     page.emulate_media(color_scheme="dark")
     page.locator(".word").last.hover()
     shoot(page, "dark")
+
+
+def test_with_a_token_the_page_asks_for_it_and_shows_the_card(browser, pictures):
+    with running(told(token="a-token-that-nobody-guesses", hosts=None)) as service:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(service.address)
+        page.get_by_role("alert").filter(has_text="no token").wait_for()
+        page.get_by_label("This service needs a token").fill("a-token-that-nobody-guesses")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="procap, version 1").click()
+        page.get_by_role("dialog").get_by_text("# teller").wait_for()
+        page.keyboard.press("Escape")
+        give(page, pictures)
+        assert page.locator("#sentence").inner_text().startswith("teller:")
+        page.locator("#show-mask").check()
+        assert page.eval_on_selector("[data-end=after] canvas.mask", "mask => mask.width") > 0
+        page.close()
 
 
 @both
