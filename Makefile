@@ -38,8 +38,8 @@ repro: setup ## data, training, evaluation, registration: everything that is sta
 	procap repro
 	procap metrics
 
-test: setup ## the whole test suite
-	$(BIN)/python -m pytest -q
+test: setup ## the whole test suite, a file per core at a time
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
 
 check: setup audit ## linter, type checker, import rules, known holes in packages
 	$(BIN)/ruff check procap flows tests

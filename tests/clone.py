@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,19 +16,34 @@ IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")
 
 
 def clone(folder: Path, preset: str | None = "smoke") -> Path:
-    """Copy what git knows or would know, commit it, and write the preset."""
+    """Copy what git knows or would know, commit it, and write the preset. Compiled kernels come along."""
+    _compile_kernels()
     known = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
     ).stdout.decode()
     for name in filter(None, known.split("\0")):
         if (ROOT / name).exists() and name != "dvc.lock" and not _made(name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name)  # numba asks for the times of its sources
+    for kernel in (ROOT / "procap").rglob("__pycache__/*.nb[ci]"):
+        (folder / kernel.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy2(kernel, folder / kernel.relative_to(ROOT))
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "copy"]):
         subprocess.run(["git", *IDENTITY, *words], cwd=folder, check=True)
     if preset:
         run(folder, "procap", "preset", preset)
     return folder
+
+
+def _compile_kernels() -> None:
+    """Draw a scene here, which takes seconds in every folder where it was not done before."""
+    from flows.store import workspace_lock
+    from procap.datasets.rendered import render_scene
+    from procap.steps.prepare import corpus_settings
+    from tests.steps import tiny_params
+
+    with workspace_lock(ROOT, "kernels"):
+        render_scene(corpus_settings(tiny_params()), 0)
 
 
 def _made(name: str) -> bool:
@@ -40,7 +56,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "DVC_NO_ANALYTICS": "1", **(more or {})}
 
 
-def run(folder: Path, *words: str, more: Mapping[str, str] | None = None, timeout: float = 1800) -> str:
+def run(folder: Path, *words: str, more: Mapping[str, str] | None = None, timeout: float = 7200) -> str:
     """Run a command in the clone and return what it printed; its words are in the error if it fails."""
     program = [sys.executable, "-m", "flows.cli"] if words[0] == "procap" else [str(BIN / words[0])]
     done = subprocess.run(
@@ -49,6 +65,11 @@ def run(folder: Path, *words: str, more: Mapping[str, str] | None = None, timeou
     )  # fmt: skip
     assert done.returncode == 0, f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
     return done.stdout
+
+
+def ran(output: str) -> list[str]:
+    """The stages that ``dvc repro`` says it ran."""
+    return re.findall(r"Running stage '([^']+)'", output)
 
 
 def lock_hashes(folder: Path) -> dict[str, str]:

@@ -1,4 +1,11 @@
-"""For all tests: one thread of torch, which on two cores is several times faster for tiny networks."""
+"""For all tests: one thread of torch, which on two cores is several times faster for tiny networks.
+
+``make test`` must stay under ten minutes on two cores, and it runs on as many processes as there are cores, a file at
+a time. So a test of more than ten seconds is marked ``slow``: files with such tests begin first. What starts stages
+belongs to tests/pipeline or tests/e2e, a stage costs seconds of start-up; tests of one step call its ``run`` in
+tests/unit. What takes more than half a minute belongs to tests/benchmarks. No test asserts wall-clock
+times: all waits are minutes, and only a failure uses them up.
+"""
 
 import pytest
 from hypothesis import settings
@@ -6,6 +13,12 @@ from hypothesis import settings
 # The same examples each time, so that a suite seen green stays green; for new ones: pytest --hypothesis-profile default
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that no process is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -60,7 +60,7 @@ if step == "caption" and steps == 666:
     sys.exit("this row is broken")
 if step == "caption" and steps == 999 and not Path(os.environ["RAN"]).with_name("go").exists():
     Path(os.environ["RAN"]).with_name("slow").write_text(str(os.getpid()))
-    time.sleep(120)
+    time.sleep(600)
 out = {"prepare": "prepare/pairs.txt", "pretrain": "pretrain/encoder.txt", "caption": f"caption/{captioner}/bundle.txt",
        "evaluate": f"evaluate/{captioner}/predictions.json"}[step]
 path = Path("data", out)

@@ -177,7 +177,7 @@ def test_lines_are_said_as_they_come_in_our_process_group():
 
 
 def test_an_interrupt_ends_the_children_too():
-    child = "import time; time.sleep(60)"
+    child = "import time; time.sleep(600)"
     code = (
         "import subprocess, sys\n"
         f"p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True); p.wait()"

@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_used_is_refused_at_once(tmp_path, monkeypatch, u
     start = time.monotonic()
     with pytest.raises(BadInput, match=complaint):
         connect(tmp_path)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60, "without MLflow's own patience of minutes"
 
 
 def test_a_password_in_the_address_is_not_shown(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ step = types.ModuleType("procap.steps.sample")
 def run(params, data, *, report):
     report.metrics({"loss": 1.0}, 1)
     Path("started").touch()
-    time.sleep(60)
+    time.sleep(600)
 step.run = run
 sys.modules["procap.steps.sample"] = step
 from flows.stage import main
@@ -154,7 +154,7 @@ def stand_in_environment() -> dict[str, str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None
         assert time.monotonic() < end
@@ -171,7 +171,7 @@ def start_stand_in(workspace: Path) -> subprocess.Popen:
 def test_a_signal_ends_the_run_as_killed(store, workspace, number, status):
     process = start_stand_in(workspace)
     process.send_signal(number)
-    assert process.wait(30) == status
+    assert process.wait(300) == status
     run = only_run(store)
     assert run.info.status == "KILLED"
     assert run.data.metrics == {"loss": 1.0}
