@@ -140,6 +140,25 @@ def test_a_parameter_of_caption_runs_again_what_follows_from_it(built):
     assert len(client.search_model_versions("name = 'procap'")) == 4
 
 
+def test_two_devices_share_the_batches_of_a_stage_and_give_its_numbers(built):
+    from mlflow import MlflowClient
+
+    params, metrics = built / "params.yaml", built / "data" / "pretrain" / "metrics.json"
+    before, one = params.read_text(), read_json(metrics)
+    try:
+        params.write_text(re.sub(r"devices: 1\b", "devices: 2", before))
+        assert ran(run(built, "dvc", "repro", "pretrain")) == ["pretrain"], "what comes before does not depend on it"
+        assert read_json(metrics) == pytest.approx(one, rel=0.02, abs=0.02)
+        client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+        experiment = client.get_experiment_by_name("procap/rendered")
+        shared = client.search_runs([experiment.experiment_id], "tags.`procap.processes` = '2'")
+        assert [found.info.status for found in shared] == ["FINISHED"], "the first process alone reports"
+    finally:
+        params.write_text(before)
+    run(built, "dvc", "repro", "pretrain")
+    assert read_json(metrics) == one
+
+
 def test_a_corpus_that_fails_validation_stops_the_pipeline(tmp_path):
     folder = clone(tmp_path / "bad")
     run(folder, "dvc", "repro", "prepare")
