@@ -136,8 +136,11 @@ class GrowingShards:
 
 def write_array(target: Path, array: np.ndarray, *, durable: bool = False) -> None:
     """Write one ``.npy`` file so that it is there whole or not at all; ``durable`` as in ``replacing``."""
+    array = np.ascontiguousarray(array)
+    header = np.lib.format.header_data_from_array_1_0(array)
     with replacing(target, durable=durable) as partial, partial.open("wb") as file:
-        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array.data)  # np.save says of a full disk how many bytes are missing, and not why
 
 
 class Shards(Sequence):

@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,31 @@ def test_a_killed_run_goes_on_after_its_last_whole_shard(data, monkeypatch):
     assert json.loads((data / "interpolate" / "metrics.json").read_text()) == {"pairs": {}}
     with pytest.raises(Killed):
         interpolate.run(crossfade(frames=3), data, report=KilledAfter(3))
+    heard = Heard()
+    interpolate.run(crossfade(frames=3), data, report=heard)
+    assert heard.counted == [(6, 2)]
+    assert folder_digest(data / "interpolate") == uninterrupted
+
+
+def test_without_room_nothing_half_written_stays_and_it_goes_on_later(data, monkeypatch):
+    monkeypatch.setattr(interpolate, "PIXELS_PER_SHARD", 4 * 3 * 32 * 32)
+    interpolate.run(crossfade(frames=3), data)
+    uninterrupted, limits = folder_digest(data / "interpolate"), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filling(Silent):
+        def progress(self, items, what, total=None, done=0):
+            for number, item in enumerate(items):
+                if number == 3:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+                yield item
+
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            interpolate.run(crossfade(frames=3), data, report=Filling())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename.endswith("frames-00001.npy")
+    assert [path.name for path in data.parent.glob(".state/interpolate/*/frames/*")] == ["frames-00000.npy"]
     heard = Heard()
     interpolate.run(crossfade(frames=3), data, report=heard)
     assert heard.counted == [(6, 2)]

@@ -61,3 +61,14 @@ def test_shards_that_grow_in_several_lives_are_those_of_one(tmp_path_factory, si
         kept = int(chance.integers(kept, written + 1))
     assert folder_digest(one) == folder_digest(other)
     assert np.array_equal(Shards(other, "rows")[:], rows)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i2", "f2", "f4", "i8", "?"])
+@pytest.mark.parametrize("shape", [(3,), (2, 5, 7), (0, 4)])
+def test_an_array_is_written_as_numpy_writes_it(tmp_path, kind, shape):
+    array = np.arange(np.prod(shape)).reshape(shape).astype(kind)
+    np.save(tmp_path / "theirs.npy", array)
+    shards_module.write_array(tmp_path / "ours.npy", array)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+    shards_module.write_array(tmp_path / "ours.npy", np.asfortranarray(array).T.T)
+    assert np.array_equal(np.load(tmp_path / "ours.npy"), array)
