@@ -32,8 +32,9 @@ class Terminal(Silent):
         self.current = _told(values)
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        if not (self.current and next(iter(values), "").startswith("train_")):  # those are shown as they come
-            self.latest = _told(dict(list(values.items())[:4]))
+        if self.current and next(iter(values), "").startswith("train_"):
+            return  # what happens now is shown
+        self.latest = _told(dict(list(values.items())[:4]))
         if self.bar is None and time.monotonic() - self.said > LINE_SECONDS:
             self._line(("" if step is None else f"update {step}: ") + self.latest)
 

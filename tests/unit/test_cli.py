@@ -138,6 +138,11 @@ def test_a_log_gets_lines_and_the_items_pass_through():
     assert "sample: pairs 5/5" in out.getvalue()
     assert "letters 4/4" in out.getvalue()
     assert "[not] markup" in out.getvalue()
+    assert out.getvalue().count("\n") == 3
+    report.now({"loss": 1.0})
+    report.reports[1].said = -1e9  # as if the last line was long ago
+    report.metrics({"train_loss": 1.0}, 20)
+    assert out.getvalue().count("\n") == 3, "the next line of progress has it"
     out.close()
     report.note("a closed pipe does not stop a step")
 
