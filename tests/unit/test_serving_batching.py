@@ -90,10 +90,13 @@ def test_who_leaves_is_not_worked_for():
     async def scene():
         batcher, teller = await started(), Teller()
         first = await held(batcher, teller)
-        leaving = asyncio.create_task(batcher.caption(Task(teller), [pair(1), pair(2)]))
-        staying = asyncio.create_task(batcher.caption(Task(teller), [pair(3)]))
+        ahead, staying, behind = (
+            asyncio.create_task(batcher.caption(Task(teller), pairs))
+            for pairs in ([pair(1), pair(2)], [pair(3)], [pair(4)])
+        )
         await asyncio.sleep(0.01)
-        leaving.cancel()
+        ahead.cancel()
+        behind.cancel()
         teller.gate.set()
         said = await asyncio.gather(first, staying)
         await batcher.close()

@@ -19,7 +19,10 @@ const element = (tag, attributes = {}, ...inside) => {
   made.append(...inside);
   return made;
 };
-const percent = (share) => (share === null ? "" : `${(100 * share).toFixed(share > 0.995 || share < 0.005 ? 2 : 1)} %`);
+const percent = (share) => {
+  if (share === null) return "";
+  return share > 0.999 ? "> 99.9 %" : share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
+};
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).split(",").map(Number);
 
 // ---------------------------------------------------------------- pictures in
@@ -73,7 +76,8 @@ async function preview(end, file) {
   picture.hidden = !shown;
   picture.alt = shown ? `the picture ${end}` : "";
   invite.hidden = shown;
-  view(end).querySelector(".frame").style.setProperty("--ratio", shown ? picture.naturalWidth / picture.naturalHeight : 1);
+  const ratio = shown ? picture.naturalWidth / picture.naturalHeight : 1;
+  for (const each of [end, "between"]) view(each).querySelector(".frame").style.setProperty("--ratio", ratio);
   invite.querySelector("span").textContent = shown ? "" : `no preview of ${file.name}`;
   return shown;
 }
