@@ -101,6 +101,17 @@ def test_a_commit_leaves_a_clean_tree_and_finalize_finds_every_run(built):
     assert "challenger" in run(built, "procap", "metrics")
 
 
+def test_a_second_clone_pulls_what_was_pushed_to_a_folder_and_has_nothing_to_do(built, tmp_path):
+    second = tmp_path / "second"
+    subprocess.run(["git", "clone", "-q", str(built), str(second)], check=True)
+    for folder in (built, second):
+        run(folder, "dvc", "remote", "add", "--local", "--force", "-d", "near", str(tmp_path / "remote"))
+    run(built, "dvc", "push")
+    run(second, "dvc", "pull")
+    assert not ran(run(second, "dvc", "repro"))
+    assert lock_hashes(second) == lock_hashes(built)
+
+
 def test_a_second_repro_does_nothing(built):
     assert not ran(run(built, "dvc", "repro"))
 
