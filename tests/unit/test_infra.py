@@ -205,3 +205,15 @@ def test_the_audit_fails_for_holes_and_is_skipped_aloud_where_nobody_answers(tmp
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == ends
     assert told in done.stdout
+
+
+def test_every_fault_of_the_table_names_a_test_that_exists():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 20
+    known = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for number, seen in rows:
+        named = re.findall(r"`([^`]+)`", seen)
+        assert named, f"fault {number} names no test"
+        for name in named:
+            assert f"def {name}(" in known or (ROOT / name).exists(), f"fault {number}: {name}"
