@@ -37,6 +37,7 @@ DECODED = 4
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Speed, side by side.")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part, not all")
+    parser.add_argument("--phase", action="append", metavar="NAME", help="of the phases this one, by its name")
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each way")
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--out", type=Path, default=Path(".procap/bench"), help="folder for JSON, table and plot")
@@ -51,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parts = asked.only or PARTS
     found: dict[str, Any] = {"machine": measure.machine(), "rates": rates()}
     if "phases" in parts:
-        found["phases"] = phases(found["rates"], asked.rounds)
+        found["phases"] = phases(found["rates"], asked.rounds, asked.phase)
     if "scaling" in parts:
         found["scaling"] = scaling()
     if "memory" in parts:
@@ -79,13 +80,15 @@ def runtime(precision: str) -> Runtime:
     return Runtime(torch.device("cpu"), DTYPES[precision])
 
 
-def phases(peaks: dict[str, float], rounds: int) -> list[dict[str, Any]]:
+def phases(peaks: dict[str, float], rounds: int, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Seconds of every phase in all ways, operations needed, share of the best matrix product rate of this run.
 
     ``peaks`` is measured again after each phase and keeps the best.
     """
     rows = []
     for name, needed, naive, way in _ways():
+        if only and name not in only:
+            continue
         ways = {precision: way(precision) for precision in DTYPES}
         ways["bfloat16"]()  # once unmeasured: memory is mapped, kernels are made
         several = measure.alternate(({"naive": naive} if naive else {}) | ways, rounds)

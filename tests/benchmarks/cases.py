@@ -1,7 +1,7 @@
 """Networks, pictures and steps of one configuration: the ways that are compared, on the same weights and data."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -143,7 +143,7 @@ class Case:
         return step
 
     def naive_stage_1(self) -> Step:
-        def loss() -> torch.Tensor:
+        def loss() -> Iterator[torch.Tensor]:
             return naive.stage_1(
                 self.encoder, self.vqgan, self.pictures, self.pictures, self.words, self.draws, self.weights
             )
@@ -151,36 +151,39 @@ class Case:
         return self.update(self.encoder, loss)
 
     def stage_1(self, runtime: Runtime) -> Step:
-        def loss() -> torch.Tensor:
+        def loss() -> Iterator[torch.Tensor]:
             with runtime.autocast():
                 found, _ = losses(self.encoder, self.batch, self.draws, OURS)
-            return sum(getattr(self.weights, name) * value for name, value in found.items())
+            yield sum(getattr(self.weights, name) * value for name, value in found.items())
 
         return self.update(self.encoder, loss)
 
     def naive_stage_2(self) -> Step:
         ends = self.pictures[:, [0, -1]]
-        return self.update(self.network, lambda: naive.stage_2(self.network, self.vqgan, ends, self.words))
+        return self.update(self.network, lambda: [naive.stage_2(self.network, self.vqgan, ends, self.words)])
 
     def stage_2(self, runtime: Runtime) -> Step:
-        def loss() -> torch.Tensor:
+        def loss() -> Iterator[torch.Tensor]:
             with runtime.autocast():
                 logits = self.network(self.batch.features[:, [0, -1]], self.words, generator(6))
-                return word_loss(logits, self.words, self.config.label_smoothing, self.config.reduction)
+                total = word_loss(logits, self.words, self.config.label_smoothing, self.config.reduction)
+            yield total
 
         return self.update(self.network, loss)
 
-    def update(self, module: torch.nn.Module, loss: Step) -> Step:
-        """A whole update; the learning rate is so small that weights stay what they are."""
+    def update(self, module: torch.nn.Module, parts: Callable[[], Iterable[torch.Tensor]]) -> Step:
+        """A whole update by parts of a loss; the learning rate is so small that weights stay what they are."""
         optimiser = self.optimisers.setdefault(id(module), make_optimiser("adamw", [(module, 1e-9)], 0.0))
 
         def step() -> float:
             optimiser.zero_grad(set_to_none=True)
-            total = loss()
-            total.backward()
+            total = 0.0
+            for part in parts():
+                part.backward()
+                total += part.item()
             torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
             optimiser.step()
-            return total.item()
+            return total
 
         return step
 

@@ -5,6 +5,8 @@ of weights; the three sequences of stage 1 go through the whole encoder one afte
 reads the memory and the whole sentence again. The reference code does the same.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 
@@ -70,10 +72,10 @@ def stage_1(
     words: Tensor,
     draws: Draws,
     weights: Weights,
-) -> Tensor:
-    """The loss of keyframes (b, t, 3, h, w) and of the same after a warp; ``draws.warped`` is not read."""
+) -> Iterator[Tensor]:
+    """What keyframes (b, t, 3, h, w), and the same after a warp, lose in each pass; ``draws.warped`` is not read."""
     targets = tokens(vqgan, pictures)
-    return stage_1_of_features(
+    yield from stage_1_of_features(
         encoder, features(vqgan, pictures), features(vqgan, warped), targets, words, draws, weights
     )
 
@@ -86,31 +88,29 @@ def stage_1_of_features(
     words: Tensor,
     draws: Draws,
     weights: Weights,
-) -> Tensor:
-    """Pass after pass; what is counted is ``Counting()``."""
-    caption, other = encoder.embed_caption(words), encoder.embed_caption(words[draws.partner])
-    s, kept = caption.shape[1], draws.kept
+) -> Iterator[Tensor]:
+    """Pass after pass: of the pairs, of swapped captions, of warped frames. What is counted is ``Counting()``."""
+    kept, aligned, consistent = draws.kept, draws.seen & draws.misaligned, draws.seen & draws.inconsistent
 
-    def passed(start: Tensor, given: Tensor) -> Tensor:
-        return encode(encoder, start, encoder.embed_frames(given, kept), encoder.unseeing(s))
+    def passed(said: Tensor, given: Tensor) -> tuple[Tensor, int]:
+        start = encoder.embed_caption(said)
+        s = start.shape[1]
+        return encode(encoder, start, encoder.embed_frames(given, kept), encoder.unseeing(s)), s
 
-    def rejected(logits: Tensor, truth: float, counted: Tensor) -> Tensor:
+    def judged(logits: Tensor, truth: float, counted: Tensor) -> Tensor:
         losses = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, truth), reduction="none")
         return (losses * counted).sum() / counted.sum().clamp(min=1)
 
-    true, swapped, bent = passed(caption, shown), passed(other, shown), passed(caption, warped)
-    places = true[:, s:].unflatten(1, kept.shape[1:])
+    x, s = passed(words, shown)
+    places = x[:, s:].unflatten(1, kept.shape[1:])
     msm = F.cross_entropy(encoder.token_head(places[~kept]).float(), targets[~kept])
-    aligned, consistent = draws.seen & draws.misaligned, draws.seen & draws.inconsistent
-    align = sum(
-        rejected(encoder.align_head(x[:, 0]).float()[:, 0], truth, aligned)
-        for x, truth in ((true, 1.0), (swapped, 0.0))
-    )
-    csy = sum(
-        rejected(encoder.csy_head(x[:, s - 1]).float()[:, 0], truth, consistent)
-        for x, truth in ((true, 1.0), (bent, 0.0))
-    )
-    return weights.msm * msm + weights.align * align + weights.csy * csy
+    align = judged(encoder.align_head(x[:, 0]).float()[:, 0], 1.0, aligned)
+    csy = judged(encoder.csy_head(x[:, s - 1]).float()[:, 0], 1.0, consistent)
+    yield weights.msm * msm + weights.align * align + weights.csy * csy
+    x, s = passed(words[draws.partner], shown)
+    yield weights.align * judged(encoder.align_head(x[:, 0]).float()[:, 0], 0.0, aligned)
+    x, s = passed(words, warped)
+    yield weights.csy * judged(encoder.csy_head(x[:, s - 1]).float()[:, 0], 0.0, consistent)
 
 
 def imagine(network: EncoderDecoder, seen: Tensor) -> Tensor:
