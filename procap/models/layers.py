@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -110,10 +111,9 @@ class FeedForward(nn.Sequential):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """QuickGELU's slope goes into the weights, which are fewer than the values between them."""
-        first, activation, second = self
-        if not isinstance(activation, QuickGELU):
+        if not isinstance(self[1], QuickGELU):
             return super().forward(x)
-        slope = activation.SLOPE
+        first, second, slope = cast(nn.Linear, self[0]), cast(nn.Linear, self[2]), QuickGELU.SLOPE
         inner = F.silu(F.linear(x, slope * first.weight, slope * first.bias))
         return F.linear(inner, second.weight / slope, second.bias)
 

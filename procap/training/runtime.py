@@ -44,7 +44,7 @@ def start_runtime(device: str, threads: int, precision: str, deterministic: bool
     # use_deterministic_algorithms also loads the compiler, for a second
     torch.set_deterministic_debug_mode("warn" if deterministic else "default")
     torch.backends.cudnn.benchmark = not deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # writes every new tensor once for nothing
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time only
     return Runtime(choose_device(device, threads), getattr(torch, precision))
 
 
