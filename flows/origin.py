@@ -74,22 +74,22 @@ def origin(root: Path, uri: str) -> Origin:
             )
         facts = read_json(kept / "lineage.json")
         patch = (kept / PATCH).read_bytes() if (kept / PATCH).exists() else b""
-        committed = version.tags.get("procap.commit")
-    commit = committed or facts["git"].get("git.commit", "")
-    patch = b"" if committed else patch
-    return Origin(name, str(version.version), facts, commit, patch, _complaint(facts, commit, committed, patch))
+    tags = version.tags
+    commit = tags.get("procap.commit") or tags.get("git.commit", "")
+    if "procap.commit" in tags or tags.get("git.dirty") != "true":
+        patch, complaint = b"", "" if commit else "it was trained outside a git repository"
+    else:
+        complaint = _incomplete(facts, commit, patch)
+    return Origin(name, str(version.version), facts, commit, patch, complaint)
 
 
-def _complaint(facts: Mapping[str, Any], commit: str, committed: str | None, patch: bytes) -> str:
-    if not commit:
-        return "it was trained outside a git repository"
-    if committed:
-        return ""
+def _incomplete(facts: Mapping[str, Any], commit: str, patch: bytes) -> str:
+    """What is missing of a tree that no commit holds; nothing where the patch has it all."""
+    if facts["git"].get("git.commit") != commit:
+        return "what is kept of it was made at another commit"  # the same bundle, registered again
     if facts["untracked"]:
         return f"git did not know {', '.join(facts['untracked'][:5])}"
-    if facts["git"].get("git.dirty") == "true" and not patch:
-        return "the changes over the commit were too large to be kept"
-    return ""
+    return "" if patch else "the changes over the commit were too large to be kept"
 
 
 def parsed(uri: str) -> tuple[str, str]:
