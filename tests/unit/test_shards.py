@@ -72,3 +72,14 @@ def test_an_array_is_written_as_numpy_writes_it(tmp_path, kind, shape):
     assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
     shards_module.write_array(tmp_path / "ours.npy", np.asfortranarray(array).T.T)
     assert np.array_equal(np.load(tmp_path / "ours.npy"), array)
+
+
+def test_places_of_rows_are_read_across_shards(tmp_path):
+    rows = np.arange(7 * 5 * 2, dtype=np.int16).reshape(7, 5, 2)
+    with ShardWriter(tmp_path, "rows", (5, 2), np.int16, rows_per_shard=3) as writer:
+        writer.append(rows)
+    shards = Shards(tmp_path, "rows")
+    numbers, places = np.array([6, 0, 3, 0, -1]), np.array([[4, 0], [1, 1], [0, 2], [3, 4], [2, 3]])
+    assert np.array_equal(shards.places(numbers, places), rows[numbers[:, None], places])
+    with pytest.raises(IndexError, match="rows up to 7"):
+        shards.places(np.array([7]), places[:1])
