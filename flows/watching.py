@@ -39,7 +39,7 @@ def keys() -> dict[str, tuple[str, ...]]:
 
 def elsewhere(root: Path, step: str, params: Mapping[str, Any]) -> dict[str, str]:
     """{dotted key: path} of what a step's parameters name and what is there; what is not, the step complains of."""
-    found = {}
+    found: dict[str, str] = {}
     for key in keys().get(step, ()):
         value = params[step][key]
         many = {f".{number}": each for number, each in enumerate(value)} if isinstance(value, list | tuple) else {}

@@ -72,12 +72,17 @@ def build(root: Path, settings: Settings, token: str | None) -> Any:
     from procap import load_captioner
 
     measures = Measures()
+
+    def swapped(captioner: Any) -> None:
+        measures.swaps.inc()
+        measures.serves(captioner.about)
+
     find, follows = address_finder(root, settings.model)
     champion = Champion(
         find,
         lambda address: load_captioner(address, settings.device),
         settings.every,
-        swapped=lambda captioner: (measures.swaps.inc(), measures.serves(captioner.about)),
+        swapped=swapped,
         failed=measures.failures.inc,
     )
     return make_app(
