@@ -1,4 +1,8 @@
-"""A copy of this project to run the real pipeline in, with nothing of its results."""
+"""Copies of this project to run the real pipeline in, with nothing of its results.
+
+A stage costs seconds of start-up, whatever it does. ``built`` (tests/conftest.py) is there for all; who needs
+results of one's own lets ``sharing`` take them from its cache, up to the stage that the test is about.
+"""
 
 import json
 import os
@@ -6,9 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -32,6 +39,27 @@ def clone(folder: Path, preset: str | None = "smoke") -> Path:
         subprocess.run(["git", *IDENTITY, *words], cwd=folder, check=True)
     if preset:
         run(folder, "procap", "preset", preset)
+    return folder
+
+
+def sharing(built: Path, folder: Path) -> Path:
+    """A clone with the parameters and DVC's cache of another: what was run there is taken from the cache here."""
+    clone(folder, preset=None)
+    shutil.copy(built / "params.yaml", folder)
+    run(folder, "dvc", "cache", "dir", "--local", str(built / ".dvc" / "cache"))
+    return folder
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that ``make`` filled, the same for all workers of pytest-xdist: who comes first makes it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    done = folder.with_suffix(".done")
+    with FileLock(folder.with_suffix(".lock")):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            done.touch()
     return folder
 
 

@@ -2,10 +2,13 @@
 
 ``make test`` must stay under ten minutes on two cores, and it runs on as many processes as there are cores, a file at
 a time. So a test of more than ten seconds is marked ``slow``: files with such tests begin first. What starts stages
-belongs to tests/pipeline or tests/e2e, a stage costs seconds of start-up; tests of one step call its ``run`` in
-tests/unit. What takes more than half a minute belongs to tests/benchmarks. No test asserts wall-clock
+belongs to tests/pipeline or tests/e2e and takes results from ``built`` (see tests/clone.py); tests of one step call
+its ``run`` in tests/unit. What takes more than half a minute belongs to tests/benchmarks. No test asserts wall-clock
 times: all waits are minutes, and only a failure uses them up.
 """
+
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -26,3 +29,24 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Path:
+    """The whole pipeline of the preset smoke, run from nothing by ``dvc repro``; once, whatever asks for it.
+
+    Tests change it, but leave its cache and parameters; ``first_hashes`` has what it gave at first.
+    """
+    from tests.clone import clone, lock_hashes, once, run
+
+    def make(folder: Path) -> None:
+        run(clone(folder), "dvc", "repro")
+        folder.with_suffix(".json").write_text(json.dumps(lock_hashes(folder)))
+
+    return once(tmp_path_factory, "built", make)
+
+
+@pytest.fixture(scope="session")
+def first_hashes(built) -> dict[str, str]:
+    """{path: md5} of all outputs of ``built``, the registration's aside."""
+    return json.loads(built.with_suffix(".json").read_text())

@@ -1,4 +1,7 @@
-"""A deployment that a worker picks up runs the whole pipeline, on servers of its own."""
+"""A deployment that a worker picks up runs the whole pipeline, on servers of its own.
+
+It starts from nothing, so that it is also the second rebuild of the same pipeline (see ``built``).
+"""
 
 import os
 import random
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flows.presets import apply_overrides
-from tests.clone import clone, environment, read_json, run
+from tests.clone import clone, environment, lock_hashes, read_json, run
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("prefect")
@@ -137,6 +140,10 @@ def test_the_deployment_runs_every_step_to_completion(completed, workspace):
     assert "# " in (workspace / "params.yaml").read_text(), "comments stay"
     versions = read_json(workspace / "data" / "register" / "versions.json")
     assert {one["captioner"] for one in versions} == {"static", "procap"}
+
+
+def test_two_rebuilds_from_nothing_give_the_same_bytes(completed, workspace, first_hashes):
+    assert lock_hashes(workspace) == first_hashes
 
 
 def test_stages_are_flow_runs_tagged_with_the_pipelines_run(completed):
