@@ -1,6 +1,7 @@
 """The real pipeline, small: it builds, does nothing twice, and gives the same bytes whatever happens on the way."""
 
 import os
+import re
 import subprocess
 import sys
 
