@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from flows.servers import LEASES
 
@@ -19,14 +20,14 @@ BUCKETS = ("mlflow", "dvc")
 USER = "procap"
 
 SECRETS = {
-    "PGPASSWORD": "only-for-the-database-7431",
+    "PGPASSWORD": token_hex(12),
     "AWS_ACCESS_KEY_ID": "AKIAPROCAPTEST000000",
-    "AWS_SECRET_ACCESS_KEY": "only-for-the-store-2960",
+    "AWS_SECRET_ACCESS_KEY": token_hex(12),
     "MLFLOW_TRACKING_USERNAME": "procap-admin",
-    "MLFLOW_TRACKING_PASSWORD": "only-for-mlflow-8812",
-    "PREFECT_API_AUTH_STRING": "procap:only-for-prefect-5508",
+    "MLFLOW_TRACKING_PASSWORD": token_hex(12),
+    "PREFECT_API_AUTH_STRING": f"procap:{token_hex(12)}",
 }
-"""As a user keeps them in infra/.env."""
+"""As a user keeps them in infra/.env; drawn anew, so that finding one somewhere means that it leaked."""
 
 
 def free_port() -> int:
