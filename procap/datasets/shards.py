@@ -29,8 +29,7 @@ class ShardWriter:
         rows_per_shard: int | None = None,
     ) -> None:
         self.folder, self.name, self.shape, self.dtype = folder, name, tuple(shape), np.dtype(dtype)
-        row_bytes = max(1, int(np.prod(self.shape)) * self.dtype.itemsize)
-        self.rows_per_shard = rows_per_shard or max(1, SHARD_BYTES // row_bytes)
+        self.rows_per_shard = rows_per_shard or max(1, SHARD_BYTES // _row_bytes(self.shape, self.dtype))
         self.pending: list[np.ndarray] = []
         self.count = 0
         self.shards = 0
@@ -64,6 +63,10 @@ class ShardWriter:
             self._write()
 
 
+def _row_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return max(1, int(np.prod(shape)) * dtype.itemsize)
+
+
 class GrowingShards:
     """Shards of ``rows`` rows of one shape, written row by row; a killed process goes on after those it had kept.
 
@@ -82,7 +85,7 @@ class GrowingShards:
         rows_per_shard: int | None = None,
     ) -> None:
         self.folder, self.name, self.shape, self.dtype = folder, name, tuple(shape), np.dtype(dtype)
-        self.row_bytes = max(1, int(np.prod(self.shape)) * self.dtype.itemsize)
+        self.row_bytes = _row_bytes(self.shape, self.dtype)
         self.per_shard = rows_per_shard or max(1, SHARD_BYTES // self.row_bytes)
         self.rows, self.count = rows, kept
         self.file: BinaryIO | None = None
