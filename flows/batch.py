@@ -35,12 +35,13 @@ def caption_shard(
     table: str, out: str, start: int, stop: int, model: str, device: str, batch: int, beams: int
 ) -> tuple[int, int]:
     """Caption some rows of a table, a JSON line each, unless that was done: (pairs, of them bad)."""
+    from procap.captioners import Decoding
     from procap.captioning.table import caption_rows, read_rows
 
     path = part(Path(out), start)
     if not path.exists():
         rows = read_rows(Path(table))[start:stop]
-        lines = caption_rows(_captioner(model, device), Path(table).parent, rows, batch=batch, beams=beams)
+        lines = caption_rows(_captioner(model, device), Path(table).parent, rows, batch=batch, decoding=Decoding(beams))
         write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return len(told), sum("error" in line for line in told)

@@ -24,10 +24,11 @@ def caption_pair(
             do="name one of them",
         )
     pair = read_pair(before, after)
+    from procap.captioners import Decoding
     from procap.captioning.captioner import load_captioner
 
     captioner = load_captioner(model, device)
-    said = captioner.caption(*pair, explain=explain is not None, beams=beams)
+    said = captioner.caption(*pair, explain=explain is not None, decoding=Decoding(beams))
     if explain is not None:
         from procap.captioning.page import explanation_page, write_film
         from procap.files import write_text
@@ -66,6 +67,7 @@ def caption_table(
 
     rows = read_rows(table)
     from flows.console import Terminal
+    from procap.captioners import Decoding
     from procap.captioning.captioner import load_captioner
     from procap.captioning.table import caption_rows, resumed
 
@@ -74,7 +76,7 @@ def caption_table(
 
     def write(file, todo, finished: int = 0) -> None:
         nonlocal bad
-        lines = caption_rows(captioner, table.parent, todo, batch=batch, beams=beams)
+        lines = caption_rows(captioner, table.parent, todo, batch=batch, decoding=Decoding(beams))
         for line in Terminal("caption", sys.stderr).progress(lines, "pairs", len(rows), finished):
             if "error" in line:
                 bad += 1

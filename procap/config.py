@@ -388,6 +388,14 @@ class Caption(Training):
         return self
 
 
+class Own(Section):
+    """What one captioner has for itself; of its training, what is not null goes before ``caption``."""
+
+    steps: Count | None = None
+    batch: Count | None = None
+    learning_rate: Rate | None = None
+
+
 class Evaluate(Section):
     beams: Annotated[int, Field(ge=1, le=16)] = Field(description="1: greedy")
     length_penalty: Annotated[float, Field(ge=0, le=4)] = Field(
@@ -455,6 +463,8 @@ class Params(Section):
     tokenize: Tokenize
     pretrain: Pretrain
     caption: Caption
+    static: Own
+    procap: Own
     evaluate: Evaluate
     register_: Register = Field(alias="register")
     hardware: Hardware
@@ -517,6 +527,10 @@ class Params(Section):
     def frames(self) -> int:
         """F, frames that the procedure encoder sees: before, k kept, after."""
         return self.sample.kept + 2
+
+    def own(self, captioner: str) -> Own:
+        """The section of a captioner."""
+        return getattr(self, captioner)
 
     def section(self, step: str) -> Section:
         """The section of a step."""

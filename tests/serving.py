@@ -17,6 +17,7 @@ from flows.serving.champion import Champion
 from flows.serving.limits import Limits
 from flows.serving.serve import PatientProtocol, listen
 from flows.serving.service import make_app
+from procap.captioners import GREEDY, Decoding
 from procap.captioning.captioner import About, Caption, Explanation
 
 SIDE = 32
@@ -43,14 +44,14 @@ class Teller:
     def about(self) -> About:
         return About(f"models:/{self.name}/1", "1", self.name * 8, "procap", SIDE, f"# {self.name}")
 
-    def caption(self, before: list, after: list, explain: bool = False, beams: int = 1) -> list[Caption]:
+    def caption(self, before: list, after: list, explain: bool = False, decoding: Decoding = GREEDY) -> list[Caption]:
         self.batches.append(len(before))
         if self.gate is not None:
             assert self.gate.wait(20)
         time.sleep(self.seconds)
         if self.error is not None:
             raise self.error
-        return [self._say(*ends, explain, beams) for ends in zip(before, after, strict=True)]
+        return [self._say(*ends, explain, decoding.beams) for ends in zip(before, after, strict=True)]
 
     def _say(self, before: np.ndarray, after: np.ndarray, explain: bool, beams: int) -> Caption:
         assert before.shape == after.shape == (SIDE, SIDE, 3)

@@ -148,8 +148,10 @@ class Batcher:
 
 def run(task: Task, pairs: Sequence[tuple[Picture, Picture]]) -> list[Any]:
     """The captions of a batch."""
+    from procap.captioners import Decoding
+
     before, after = (list(pictures) for pictures in zip(*pairs, strict=True))
-    return task.captioner.caption(before, after, explain=task.explain, beams=task.beams)
+    return task.captioner.caption(before, after, explain=task.explain, decoding=Decoding(task.beams))
 
 
 def closing() -> Refusal:

@@ -35,6 +35,7 @@ class ChangeCaptioner(PythonModel):
     def predict(self, context, model_input, params=None):  # MLflow would take types here for a signature
         import pandas as pd
 
+        from procap.captioners import Decoding
         from procap.errors import BadInput
 
         params = params or {}
@@ -44,7 +45,7 @@ class ChangeCaptioner(PythonModel):
                 (take(before, f"row {number}, before"), take(after, f"row {number}, after"))
                 for number, (before, after) in enumerate(zip(model_input["before"], model_input["after"], strict=True))
             ]
-            said = list(self.captioner.stream(pairs, BATCH, beams=int(params.get("beams", 1))))
+            said = list(self.captioner.stream(pairs, BATCH, decoding=Decoding(int(params.get("beams", 1)))))
         except BadInput as complaint:
             raise MlflowException.invalid_parameter_value(str(complaint)) from None
         rows = [

@@ -35,36 +35,47 @@ class Prediction:
     """Only captioners that segment fill this in; True where something changed."""
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How a sentence is looked for."""
+
+    beams: int = 1
+    """Sentences that a search keeps; 1 is greedy."""
+    length_penalty: float = 1.0
+    """A sentence's score is its log-probability over words to this power; 0: none, 1: the mean per word."""
+    no_repeat: int = 0
+    """So many words in a row are not said twice; 0: no such rule."""
+
+
+GREEDY = Decoding()
+
+
 class Captioner(Protocol):
     """Both verbs touch no file, clock or global generator; networks and their weights are ordinary ``nn.Module``s."""
+
+    Config: Any
+    """A frozen dataclass; the class takes one."""
+    pretrained: bool
+    """True: ``network.encoder`` is a procedure encoder that starts from stage 1's weights and keeps its frames."""
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> dict[str, Scalar]:
         """Named terms; their sum is what training minimises."""
 
     def caption(
-        self,
-        features: Float[Tensor, "b t n c"],
-        *,
-        beams: int,
-        generator: torch.Generator,
-        length_penalty: float = 1.0,
-        no_repeat: int = 0,
+        self, features: Float[Tensor, "b t n c"], *, decoding: Decoding, generator: torch.Generator
     ) -> list[Prediction]:
-        """One prediction per pair, in order. Same generator state, same words.
-
-        ``beams`` 1 is greedy; ``length_penalty`` and ``no_repeat`` are those of ``decoding.search``.
-        """
+        """One prediction per pair, in order. Same generator state, same words."""
 
 
 CAPTIONERS = {"static": "procap.captioners.static:Static", "procap": "procap.captioners.procap:ProCap"}
 
 
 def captioner_class(name: str) -> Any:
-    """The class behind a name; its ``Config`` is a frozen dataclass, and the class takes one."""
+    """The class behind a name."""
     if name not in CAPTIONERS:
         raise ValueError(f"no captioner '{name}'; there are {', '.join(CAPTIONERS)}")
     module, _, attribute = CAPTIONERS[name].partition(":")
     return getattr(import_module(module), attribute)
 
 
-__all__: Sequence[str] = ("CAPTIONERS", "Batch", "Captioner", "Prediction", "captioner_class")
+__all__: Sequence[str] = ("CAPTIONERS", "GREEDY", "Batch", "Captioner", "Decoding", "Prediction", "captioner_class")

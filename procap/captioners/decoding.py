@@ -6,11 +6,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from procap.captioners import Batch, Prediction
+from procap.captioners import GREEDY, Batch, Decoding, Prediction
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from procap.models.caption_decoder import Past
-from procap.models.encoder_decoder import EncoderDecoder
+from procap.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from procap.shapes import Bool, Float, Int, Scalar, Tensor, Words
 
 Step = Callable[[Tensor, int, Past, Past | None], tuple[Tensor, Past]]
@@ -40,26 +41,38 @@ def word_loss(
     return loss - least * ((targets != PAD).sum() if reduction == "sum" else 1)
 
 
-def caption_loss(network: EncoderDecoder, batch: Batch, generator: torch.Generator) -> dict[str, Scalar]:
-    """``word_loss`` of the captions, as the one term of a captioner's loss."""
-    logits = network(batch.features, batch.words, generator)
-    return {"caption": word_loss(logits, batch.words, network.config.label_smoothing, network.config.reduction)}
+class WordByWord(nn.Module):
+    """A captioner whose network says how likely each next word is."""
+
+    Config = EncoderDecoderConfig
+    pretrained = False
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.network = EncoderDecoder(config)
+
+    def loss(self, batch: Batch, *, generator: torch.Generator) -> dict[str, Scalar]:
+        """``word_loss`` of the captions, as the one term."""
+        logits, config = self.network(batch.features, batch.words, generator), self.network.config
+        return {"caption": word_loss(logits, batch.words, config.label_smoothing, config.reduction)}
+
+    def caption(
+        self, features: Float[Tensor, "b t n c"], *, decoding: Decoding, generator: torch.Generator
+    ) -> list[Prediction]:
+        """One prediction per pair, in order; nothing is drawn, so the generator stays as it is."""
+        return write_captions(self.network, features, decoding)
 
 
 @torch.no_grad()
 def write_captions(
-    network: EncoderDecoder,
-    features: Float[Tensor, "b t n c"],
-    beams: int,
-    length_penalty: float = 1.0,
-    no_repeat: int = 0,
+    network: EncoderDecoder, features: Float[Tensor, "b t n c"], decoding: Decoding
 ) -> list[Prediction]:
     """One sentence per pair, in order; see ``search``."""
     read, length = network.read(features), network.config.decoder.words
     if network.config.decoding == "search":
-        return search(network.decoder.step, read, length, beams, length_penalty, no_repeat)
-    if beams != 1:
-        raise ValueError(f"the reference's decoding is greedy: beams is {beams}, expected 1")
+        return search(network.decoder.step, read, length, decoding)
+    if decoding.beams != 1:
+        raise ValueError(f"the reference's decoding is greedy: beams is {decoding.beams}, expected 1")
     return cut(*greedy(network.decoder.step, read, length, stop=True))
 
 
@@ -102,15 +115,13 @@ def _silence(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def search(
-    step: Step, memory: Past, length: int, beams: int = 1, length_penalty: float = 1.0, no_repeat: int = 0
-) -> list[Prediction]:
+def search(step: Step, memory: Past, length: int, decoding: Decoding = GREEDY) -> list[Prediction]:
     """Beam search; one beam is greedy decoding.
 
-    The best sentence maximises its log-probability over words ** ``length_penalty`` ([EOS] counts): 1 is the mean per
-    word, 0 the whole sentence. With ``no_repeat`` n > 0 no n words in a row are said twice. A pair is done when all its
-    beams have ended, and leaves the batch; a sentence has at most ``length - 2`` words.
+    The best sentence maximises its log-probability over words ** ``length_penalty`` ([EOS] counts). A pair is done when
+    all its beams have ended, and leaves the batch; a sentence has at most ``length - 2`` words.
     """
+    beams, no_repeat = decoding.beams, decoding.no_repeat
     pairs, device = memory[0][0].shape[0], memory[0][0].device
     found: list[Prediction | None] = [None] * pairs
     places = torch.arange(pairs, device=device)
@@ -140,7 +151,7 @@ def search(
         if 4 * done.sum() < len(done):
             past = [(k[origin], v[origin]) for k, v in past]
             continue
-        said = _best(written.unflatten(0, score.shape)[done], score[done], length_penalty)
+        said = _best(written.unflatten(0, score.shape)[done], score[done], decoding.length_penalty)
         for pair, prediction in zip(places[done].tolist(), said, strict=True):
             found[pair] = prediction
         if done.all():

@@ -10,6 +10,7 @@ from typing import overload
 import numpy as np
 import torch
 
+from procap.captioners import GREEDY, Decoding
 from procap.captioners.explanation import Explanation, attention, evidence
 from procap.captioners.scoring import log_chance_of_any, log_chances, padded
 from procap.captioning.addresses import find_bundle
@@ -89,13 +90,15 @@ class PictureCaptioner:
 
     @overload
     def caption(
-        self, before: Sequence[Picture], after: Sequence[Picture], *, explain: bool = False, beams: int = 1
+        self, before: Sequence[Picture], after: Sequence[Picture], *, explain: bool = False, decoding: Decoding = GREEDY
     ) -> list[Caption]: ...
 
     @overload
-    def caption(self, before: Picture, after: Picture, *, explain: bool = False, beams: int = 1) -> Caption: ...
+    def caption(
+        self, before: Picture, after: Picture, *, explain: bool = False, decoding: Decoding = GREEDY
+    ) -> Caption: ...
 
-    def caption(self, before, after, *, explain=False, beams=1):
+    def caption(self, before, after, *, explain=False, decoding=GREEDY):
         """Caption a pair, or lists of as many pictures before as after: paths, bytes, PIL images or arrays.
 
         Pictures may have any size, the two of a pair the same one; they are resized as in training, aspect ignored.
@@ -104,7 +107,7 @@ class PictureCaptioner:
         if isinstance(before, list | tuple) != isinstance(after, list | tuple):
             raise ValueError("before and after are one picture each, or a list each")
         if not isinstance(before, list | tuple):
-            return self.caption([before], [after], explain=explain, beams=beams)[0]
+            return self.caption([before], [after], explain=explain, decoding=decoding)[0]
         if len(before) != len(after):
             raise ValueError(f"{len(before)} pictures before, {len(after)} after")
         one = len(before) == 1
@@ -112,39 +115,29 @@ class PictureCaptioner:
             read_pair(*ends, "" if one else f"pair {number}")
             for number, ends in enumerate(zip(before, after, strict=True))
         ]
-        return self._caption(pairs, explain, beams) if pairs else []
+        return self._caption(pairs, explain, decoding) if pairs else []
 
     def stream(
         self,
         pairs: Iterable[tuple[Picture, Picture]],
         batch: int = 16,
         explain: bool = False,
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        no_repeat: int = 0,
+        decoding: Decoding = GREEDY,
     ) -> Iterator[Caption]:
-        """Caption any number of pairs in order, ``batch`` at a time; pictures are read when their turn comes.
-
-        ``Bundle.predict`` has the meaning of the last three.
-        """
+        """Caption any number of pairs in order, ``batch`` at a time; pictures are read when their turn comes."""
         numbers, rest = count(), iter(pairs)
         while some := list(islice(rest, batch)):
             read = [read_pair(*ends, f"pair {next(numbers)}") for ends in some]
-            yield from self._caption(read, explain, beams, length_penalty, no_repeat)
+            yield from self._caption(read, explain, decoding)
 
     @torch.no_grad()
     def _caption(
-        self,
-        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-        explain: bool,
-        beams: int,
-        length_penalty: float = 1.0,
-        no_repeat: int = 0,
+        self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], explain: bool, decoding: Decoding
     ) -> list[Caption]:
         bundle, side = self.bundle, self.about.image_size
         ends = tuple(np.stack([resize(picture, side) for picture in column]) for column in zip(*pairs, strict=True))
         features = bundle.features(*ends)
-        predictions = bundle.predict(features, beams=beams, length_penalty=length_penalty, no_repeat=no_repeat)
+        predictions = bundle.predict(features, decoding=decoding)
         sentences = [prediction.ids for prediction in predictions]
         sizes = [before.shape[:2] for before, _ in pairs]
         scores = self._scores(features, sentences)

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from procap.captioners import GREEDY, Decoding
 from procap.captioning.captioner import Caption, PictureCaptioner
 from procap.captioning.pairs import read_pair
 from procap.datasets.images import resize
@@ -56,7 +57,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def caption_rows(
-    captioner: PictureCaptioner, folder: Path, rows: Iterable[Row], *, batch: int = 16, beams: int = 1
+    captioner: PictureCaptioner, folder: Path, rows: Iterable[Row], *, batch: int = 16, decoding: Decoding = GREEDY
 ) -> Iterator[dict[str, Any]]:
     """A line per row, in order: ``row``, ``before``, ``after``, and ``record``'s values or an ``error``."""
     side = captioner.about.image_size
@@ -74,16 +75,16 @@ def caption_rows(
     for each in in_order(read, rows):
         waiting.append(each)
         if len(waiting) == batch:
-            yield from _lines(captioner, waiting, beams)
+            yield from _lines(captioner, waiting, decoding)
             waiting = []
-    yield from _lines(captioner, waiting, beams)
+    yield from _lines(captioner, waiting, decoding)
 
 
 def _lines(
-    captioner: PictureCaptioner, rows: Sequence[tuple[Row, tuple[np.ndarray, ...] | BadInput]], beams: int
+    captioner: PictureCaptioner, rows: Sequence[tuple[Row, tuple[np.ndarray, ...] | BadInput]], decoding: Decoding
 ) -> Iterator[dict[str, Any]]:
     good = [pair for _, pair in rows if not isinstance(pair, BadInput)]
-    said = iter(captioner.caption(*map(list, zip(*good, strict=True)), beams=beams)) if good else iter(())
+    said = iter(captioner.caption(*map(list, zip(*good, strict=True)), decoding=decoding)) if good else iter(())
     for row, pair in rows:
         line: dict[str, Any] = {"row": row.number, "before": row.before, "after": row.after}
         if isinstance(pair, BadInput):

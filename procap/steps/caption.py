@@ -9,24 +9,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from procap.captioners import Batch, captioner_class
+from procap.captioners import GREEDY, Batch, captioner_class
 from procap.checkpoints.midpoints import load_midpoint
-from procap.config import Params
+from procap.config import Caption, Own, Params
 from procap.datasets.pairs import NO_CHANGE, Pairs
 from procap.datasets.shards import Shards
 from procap.datasets.vocabulary import PAD, Vocabulary, tokenize
 from procap.evaluation.metrics import cider
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
-from procap.models.caption_decoder import DecoderConfig
-from procap.models.encoder_decoder import EncoderDecoderConfig
-from procap.models.procedure_encoder import Imagining
+from procap.models.procedure_encoder import ProcedureEncoder
 from procap.models.vqgan import VQGAN
 from procap.procedure.keyframes import spread_keyframes
 from procap.report import Report, silent
 from procap.shapes import Words
+from procap.steps.captioners import captioner_config
 from procap.steps.pretrain import load_encoder
-from procap.steps.sources import caption_ids, encoder_config, make_plan, read_vocabulary
+from procap.steps.sources import caption_ids, make_plan, read_vocabulary
 from procap.steps.tokenize import load_tokenizer
 from procap.training.bundle import Shown, encode_pairs, frames_between, nothing_between, write_bundle
 from procap.training.history import draw_history, write_history
@@ -43,28 +42,21 @@ MOST_NO_CHANGE = 64
 
 def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
     """Write ``data/caption/<captioner>``: bundle/, metrics.json (validation), history.csv."""
-    settings, runtime = params.caption, start_runtime(**params.machine)
+    settings, runtime = _settings(params, captioner), start_runtime(**params.machine)
     vocabulary, vqgan = read_vocabulary(data), load_tokenizer(data / "tokenizer")
     kind = captioner_class(captioner)
-    between = settings.between if kind.pretrained else "nothing"
-    config = EncoderDecoderConfig(
-        encoder_config(params, data, vocabulary, frames=params.frames if kind.pretrained else 2),
-        DecoderConfig(
-            len(vocabulary), vocabulary.length, settings.decoder_width, settings.decoder_width,
-            settings.decoder_layers, settings.decoder_heads, settings.dropout, settings.decoder,
-        ),
-        settings.label_smoothing, settings.reduction, Imagining(between, **settings.imagining.model_dump()),
-        settings.decoding,
-    )  # fmt: skip
+    config = captioner_config(params, data, captioner, vocabulary)
     model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
-    model.network.encoder.checkpointing = params.hardware.checkpointing
+    for part in model.modules():
+        if isinstance(part, ProcedureEncoder):
+            part.checkpointing = params.hardware.checkpointing
     pretrained = kind.pretrained and settings.pretrained
+    parts = [(model, settings.learning_rate)]
     if pretrained:
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
-    shown = _shown(params) if between == "frames" else None
+        parts.insert(0, (model.network.encoder, settings.encoder_learning_rate))
+    shown = _shown(params) if kind.pretrained and settings.between == "frames" else None
     source = _Training(data, vocabulary, shown, runtime)
-    encoder_rate = settings.encoder_learning_rate if pretrained else settings.learning_rate
-    parts = [(model.network.encoder, encoder_rate), (model, settings.learning_rate)]
     optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
 
     def rows_of(step: int) -> np.ndarray:
@@ -80,7 +72,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
             part = part_of(batch.words, share) if settings.reduction == "mean" else 1.0
             yield {name: part * value for name, value in found.items()}, {}
 
-    state = state_folder(data, f"caption@{captioner}", _choices(params), _inputs(data, pretrained))
+    state = state_folder(data, f"caption@{captioner}", _choices(params, captioner), _inputs(data, pretrained))
     with join_team(runtime.device) as team:
         progress = train(
             model, optimiser, terms, make_plan(settings, params.training_seed),
@@ -93,7 +85,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     best = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
     numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
     with atomic_folder(data / "caption" / captioner) as fresh:
-        provenance = _provenance(params, data, settings.selection, numbers)
+        provenance = _provenance(params, data, captioner, numbers)
         write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, provenance, shown)
         write_json(fresh / "metrics.json", {**numbers, "weights": count_weights(model)})
         write_history(fresh / "history.csv", progress.history)
@@ -107,9 +99,15 @@ def part_of(words: Words, share: slice) -> float:
     return int(targets[share].sum()) / int(targets.sum())
 
 
-def _choices(params: Params) -> dict[str, Any]:
+def _settings(params: Params, captioner: str) -> Caption:
+    """``caption`` with what the captioner's own section puts before it."""
+    first = params.own(captioner).model_dump(include=set(Own.model_fields), exclude_none=True)
+    return params.caption.model_copy(update=first)
+
+
+def _choices(params: Params, captioner: str) -> dict[str, Any]:
     """The parameters on which this step depends, and no others: what DVC watches is what a bundle says of itself."""
-    return params.model_dump(
+    common = params.model_dump(
         mode="json",
         include={
             "seed": True,
@@ -121,6 +119,7 @@ def _choices(params: Params) -> dict[str, Any]:
             "hardware": True,
         },
     )
+    return {**common, captioner: params.own(captioner).model_dump(mode="json")}
 
 
 def _inputs(data: Path, pretrained: bool) -> list[Path]:
@@ -129,15 +128,15 @@ def _inputs(data: Path, pretrained: bool) -> list[Path]:
     return files + ([data / "pretrain" / "encoder.safetensors"] if pretrained else [])
 
 
-def _provenance(params: Params, data: Path, selection: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(params: Params, data: Path, captioner: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Where a bundle came from: parameters, data and what it was selected by."""
     return {
         "no_change": no_change_captions(Pairs.read(data / "prepare")),
-        "params": _choices(params),
+        "params": _choices(params, captioner),
         "dataset": params.dataset.name,
         "pairs_sha256": file_digest(data / "prepare" / "pairs.parquet"),
         "tokenizer_sha256": file_digest(data / "tokenizer" / "vqgan.safetensors"),
-        "selected_on": selection,
+        "selected_on": params.caption.selection,
         "selection_CIDEr": numbers["CIDEr"],
     }
 
@@ -198,7 +197,7 @@ def _validation(
         for number, seen in enumerate(features):
             generator = torch_generator(params.training_seed, "caption validation", number)
             with runtime.autocast():
-                found = model.caption(seen.float(), beams=1, generator=generator)  # type: ignore[operator]
+                found = model.caption(seen.float(), decoding=GREEDY, generator=generator)  # type: ignore[operator]
             said += [vocabulary.decode(p.ids) for p in found]
         corpus, _ = cider(dict(zip(references, said, strict=True)), references)
         return {"CIDEr": corpus}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from procap.captioners import Decoding
 from procap.config import Params
 from procap.datasets.pairs import SHIFT, Pairs
 from procap.errors import BadInput
@@ -97,7 +98,7 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
         rows = slice(start, start + size)
         with runtime.autocast():
             captions += bundle.caption(
-                pairs.before(rows), pairs.after(rows), generator=generator, **_search(params)
+                pairs.before(rows), pairs.after(rows), decoding=_decoding(params), generator=generator
             )
     columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
     return [
@@ -106,9 +107,9 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
     ]
 
 
-def _search(params: Params) -> dict[str, Any]:
-    """How sentences are looked for."""
-    return params.evaluate.model_dump(include={"beams", "length_penalty", "no_repeat"})
+def _decoding(params: Params) -> Decoding:
+    settings = params.evaluate
+    return Decoding(settings.beams, settings.length_penalty, settings.no_repeat)
 
 
 def _galleries(
@@ -120,7 +121,7 @@ def _galleries(
     rows = np.array([row for numbers in chosen.values() for row in numbers], dtype=np.int64)
     before, after = (list(pictures) if len(rows) else [] for pictures in (pairs.before(rows), pairs.after(rows)))
     said = captioner.stream(
-        zip(before, after, strict=True), params.evaluate.batch, explain=True, **_search(params)
+        zip(before, after, strict=True), params.evaluate.batch, explain=True, decoding=_decoding(params)
     )
     shown = {
         row: Example(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from procap.captioners import Prediction, captioner_class
+from procap.captioners import GREEDY, Decoding, Prediction, captioner_class
 from procap.datasets.images import resize
 from procap.datasets.pictures import to_bytes, to_numbers
 from procap.datasets.vocabulary import Vocabulary
@@ -115,38 +115,23 @@ class Bundle:
         before: UInt8[np.ndarray, "b h w 3"],
         after: UInt8[np.ndarray, "b h w 3"],
         *,
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        no_repeat: int = 0,
+        decoding: Decoding = GREEDY,
         generator: torch.Generator | None = None,
     ) -> list[Sentence]:
-        """One sentence per pair, in order; see ``predict``."""
-        said = self.predict(
-            self.features(before, after),
-            beams=beams,
-            length_penalty=length_penalty,
-            no_repeat=no_repeat,
-            generator=generator,
-        )
+        """One sentence per pair, in order."""
+        said = self.predict(self.features(before, after), decoding=decoding, generator=generator)
         return [Sentence(self.vocabulary.decode(p.ids), p.probability) for p in said]
 
     def predict(
         self,
         features: Float[torch.Tensor, "b t n c"],
         *,
-        beams: int = 1,
-        length_penalty: float = 1.0,
-        no_repeat: int = 0,
+        decoding: Decoding = GREEDY,
         generator: torch.Generator | None = None,
     ) -> list[Prediction]:
-        """What the captioner says of pairs that were encoded, as word numbers.
-
-        ``procap.captioners.decoding.search`` has the meaning of the other numbers.
-        """
+        """What the captioner says of pairs that were encoded, as word numbers."""
         generator = generator or torch.Generator().manual_seed(0)
-        return self.captioner.caption(  # type: ignore[operator]
-            features, beams=beams, length_penalty=length_penalty, no_repeat=no_repeat, generator=generator
-        )
+        return self.captioner.caption(features, decoding=decoding, generator=generator)  # type: ignore[operator]
 
     def imagine(
         self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]

@@ -123,6 +123,8 @@ def _names(first: str, second: str | None, around: Any) -> set[str]:
             return _reads(ast.parse("if True:\n" + source if source.startswith(" ") else source), "self")
         if first == "model_dump":
             return _dumped(around)
+        if first == "own":
+            return {"${item.captioner}"}
         raise AssertionError(f"params.{first}: the test does not know what this reads")
     section = field.alias or first
     inside = getattr(field.annotation, "model_fields", {})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from procap.captioners import CAPTIONERS, Batch, captioner_class
+from procap.captioners import CAPTIONERS, GREEDY, Batch, Decoding, captioner_class
 from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.errors import BadInput
 from procap.models.build import frozen
@@ -44,7 +44,7 @@ def learned(name: str) -> torch.nn.Module:
 
 
 def said(captioner: torch.nn.Module, pairs: torch.Tensor, beams: int = 1) -> list[tuple[int, ...]]:
-    return [p.ids for p in captioner.caption(pairs, beams=beams, generator=generator())]
+    return [p.ids for p in captioner.caption(pairs, decoding=Decoding(beams), generator=generator())]
 
 
 def per_word(prediction) -> float:
@@ -55,7 +55,7 @@ def per_word(prediction) -> float:
 def test_same_seed_same_words(name):
     captioner, pairs = learned(name), features(6)
     before = torch.random.get_rng_state()
-    once, twice = (captioner.caption(pairs, beams=2, generator=generator(3)) for _ in range(2))
+    once, twice = (captioner.caption(pairs, decoding=Decoding(2), generator=generator(3)) for _ in range(2))
     assert once == twice
     assert len({p.ids for p in once}) > 1, "the sentences are all alike, so this shows nothing"
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -72,10 +72,10 @@ def test_same_seed_same_loss(name):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_pair_reads_the_same_alone_or_in_a_batch(name, beams):
     captioner, pairs = learned(name), features(5)
-    together = captioner.caption(pairs, beams=beams, generator=generator())
+    together = captioner.caption(pairs, decoding=Decoding(beams), generator=generator())
     assert len(together) == 5
     for pair, prediction in zip(pairs, together, strict=True):
-        (alone,) = captioner.caption(pair[None], beams=beams, generator=generator())
+        (alone,) = captioner.caption(pair[None], decoding=Decoding(beams), generator=generator())
         assert alone.ids == prediction.ids
         assert alone.probability == pytest.approx(prediction.probability, rel=1e-3)
 
@@ -101,13 +101,13 @@ def test_it_can_overfit_four_pairs(name):
     words = [tuple(i for i in row.tolist() if i >= len(SPECIALS)) for row in sentences(4)]
     assert said(captioner, pairs) == words
     assert said(captioner, pairs.flip(0)) == words[::-1]
-    assert min(p.probability for p in captioner.caption(pairs, beams=1, generator=generator())) > 0.5
+    assert min(p.probability for p in captioner.caption(pairs, decoding=GREEDY, generator=generator())) > 0.5
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_sentences_are_words_and_their_chance_is_one(name, beams):
     captioner = shaken(small_captioner(name, words=5), 0.3)
-    for prediction in captioner.caption(features(8), beams=beams, generator=generator()):
+    for prediction in captioner.caption(features(8), decoding=Decoding(beams), generator=generator()):
         assert 0 <= prediction.probability <= 1
         assert len(prediction.ids) <= 5 - 2
         assert all(len(SPECIALS) <= i < 20 for i in prediction.ids)
@@ -117,7 +117,8 @@ def test_a_search_wide_enough_for_everything_never_does_worse_than_greedy(name):
     """Fewer beams may: the greedy start can be crowded out by starts that end badly."""
     captioner, pairs = small_captioner(name, vocabulary=len(SPECIALS) + 3, words=4), features(16)
     captioner = shaken(captioner, 0.3)
-    greedy, wide = (captioner.caption(pairs, beams=beams, generator=generator()) for beams in (1, 1 + 3 + 9))
+    ways = Decoding(1), Decoding(1 + 3 + 9)
+    greedy, wide = (captioner.caption(pairs, decoding=way, generator=generator()) for way in ways)
     assert all(per_word(w) >= per_word(g) - 1e-5 for w, g in zip(wide, greedy, strict=True))
     assert any(w.ids != g.ids for w, g in zip(wide, greedy, strict=True)), "greedy is optimal here: shows nothing"
 
@@ -141,7 +142,7 @@ def photographs(b: int = 4, side: int = VQGAN_CONFIG.image_size) -> tuple[np.nda
 def test_a_saved_bundle_says_the_same(saved, side):
     bundle, folder = saved
     loaded, pictures = load_bundle(folder), photographs(side=side)
-    assert loaded.caption(*pictures, beams=2) == bundle.caption(*pictures, beams=2)
+    assert loaded.caption(*pictures, decoding=Decoding(2)) == bundle.caption(*pictures, decoding=Decoding(2))
     assert loaded.provenance == bundle.provenance
     imagined, before = loaded.imagine(*pictures), bundle.imagine(*pictures)
     assert (imagined is None) == (before is None)

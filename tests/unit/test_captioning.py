@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import procap
-from procap.captioners import Batch
+from procap.captioners import Batch, Decoding
 from procap.captioners.explanation import attention
 from procap.captioning import addresses, captioner
 from procap.captioning.addresses import Fetched
@@ -104,7 +104,7 @@ def test_pictures_are_resized_as_in_training(model):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_the_words_chances_multiply_to_the_sentences(model, beams):
-    said = model.caption([PAIR[0], PAIR[1], photograph(3)], [PAIR[1], PAIR[0], photograph(4)], beams=beams)
+    said = model.caption([PAIR[0], PAIR[1], photograph(3)], [PAIR[1], PAIR[0], photograph(4)], decoding=Decoding(beams))
     assert len({one.text for one in said}) > 1
     for one in said:
         assert " ".join(one.words) == one.text

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from procap.captioners import Batch
+from procap.captioners import GREEDY, Batch, Decoding
 from procap.captioners.decoding import write_captions
 from procap.captioners.procap import ProCap
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
@@ -206,8 +206,8 @@ def test_the_reference_decodes_greedily_and_says_any_mark_but_one():
         if name.endswith("gamma"):
             torch.nn.init.normal_(weight, std=2, generator=generator(len(name)))
     with pytest.raises(ValueError, match="beams is 3, expected 1"):
-        write_captions(network, pairs, 3)
-    said = write_captions(network, pairs, 1)
+        write_captions(network, pairs, Decoding(3))
+    said = write_captions(network, pairs, GREEDY)
     read = network.read(pairs)
     for row, prediction in enumerate(said):
         words, total = torch.full((1, 7), BOS), 0.0

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from flows.presets import apply_preset
 from procap.captioners import CAPTIONERS
-from procap.config import Params, check_params, load_params
+from procap.config import Own, Params, check_params, load_params
 from procap.errors import BadInput
 from procap.steps import STEPS
 
@@ -45,13 +45,23 @@ def test_what_we_ship_is_valid(preset, tmp_path):
 
 def test_every_step_has_its_section():
     keys = {field.alias or name for name, field in Params.model_fields.items()}
-    assert set(STEPS) == keys - {"seed", "replicate", "dataset", "captioners", "hardware"}
+    assert set(STEPS) == keys - {"seed", "replicate", "dataset", "captioners", "hardware", *CAPTIONERS}
     params = load_params(PROJECT / "params.yaml")
     assert all(isinstance(params.section(step), BaseModel) for step in STEPS)
 
 
 def test_every_registered_captioner_may_be_named(raw):
-    assert check_params(put(raw, "captioners", list(CAPTIONERS)), "x").captioners == tuple(CAPTIONERS)
+    params = check_params(put(raw, "captioners", list(CAPTIONERS)), "x")
+    assert params.captioners == tuple(CAPTIONERS)
+    assert all(isinstance(params.own(name), Own) for name in CAPTIONERS)
+
+
+def test_what_a_captioner_has_for_itself_goes_before_caption(raw):
+    from procap.steps.caption import _settings
+
+    params = check_params(put(raw, "procap", {"steps": 7}), "x")
+    assert (_settings(params, "procap").steps, _settings(params, "static").steps) == (7, raw["caption"]["steps"])
+    assert _settings(params, "procap").batch == raw["caption"]["batch"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from procap.captioners import GREEDY, Decoding
 from procap.captioners.decoding import search, word_loss
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from tests.small import generator, sentences, small_decoder
@@ -40,7 +41,7 @@ def chances(decoder, read) -> torch.Tensor:
 def test_a_search_wide_enough_finds_the_best_of_all_sentences(decoder, read):
     logs = chances(decoder, read)
     per_word = logs / torch.tensor([len(ids) + 1.0 for ids in ALL])[:, None]
-    found = search(decoder.step, read, LENGTH, beams=len(ALL))
+    found = search(decoder.step, read, LENGTH, Decoding(len(ALL)))
     for pair, prediction in enumerate(found):
         best = int(per_word[:, pair].argmax())
         assert prediction.ids == ALL[best]
@@ -50,13 +51,13 @@ def test_a_search_wide_enough_finds_the_best_of_all_sentences(decoder, read):
 @pytest.mark.parametrize("beams", [1, 2, 3])
 def test_what_is_found_has_the_probability_it_claims(decoder, read, beams):
     logs = chances(decoder, read)
-    for pair, prediction in enumerate(search(decoder.step, read, LENGTH, beams)):
+    for pair, prediction in enumerate(search(decoder.step, read, LENGTH, Decoding(beams))):
         assert prediction.probability == pytest.approx(float(logs[ALL.index(prediction.ids), pair].exp()), rel=1e-3)
 
 
 def test_one_beam_is_greedy(decoder, read):
     allowed = [EOS, *WORDS]
-    for pair, prediction in enumerate(search(decoder.step, read, LENGTH, beams=1)):
+    for pair, prediction in enumerate(search(decoder.step, read, LENGTH, GREEDY)):
         words, one = [BOS], [(k[pair : pair + 1], v[pair : pair + 1]) for k, v in read]
         while len(words) < LENGTH - 1 and words[-1] != EOS:
             logits = decoder(torch.tensor([words]), one)[0, -1]
@@ -82,7 +83,7 @@ NOTHING = [(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))]
 
 def test_two_beams_find_what_greedy_misses():
     after = {BOS: {10: 0.6, 11: 0.4}, 10: {12: 0.35, 13: 0.33, EOS: 0.32}, 11: {14: 1.0}}
-    greedy, two = (search(table(after), NOTHING, 7, beams)[0] for beams in (1, 2))
+    greedy, two = (search(table(after), NOTHING, 7, Decoding(beams))[0] for beams in (1, 2))
     assert greedy.ids == (10, 12)
     assert two.ids == (11, 14)
     assert two.probability == pytest.approx(0.4, rel=1e-4)
@@ -90,19 +91,20 @@ def test_two_beams_find_what_greedy_misses():
 
 def test_the_best_sentence_is_best_per_word():
     after = {BOS: {EOS: 0.5, 10: 0.5}, 10: {11: 0.9, EOS: 0.1}, 11: {12: 1.0}}
-    assert search(table(after), NOTHING, 7, beams=2)[0].ids == (10, 11, 12)
+    assert search(table(after), NOTHING, 7, Decoding(2))[0].ids == (10, 11, 12)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.7, 1.0, 2.0])
 def test_the_length_penalty_is_a_power_of_the_words(decoder, read, power):
     logs = chances(decoder, read)
     scores = logs / torch.tensor([len(ids) + 1.0 for ids in ALL])[:, None] ** power
-    found = search(decoder.step, read, LENGTH, len(ALL), length_penalty=power)
+    found = search(decoder.step, read, LENGTH, Decoding(len(ALL), length_penalty=power))
     assert [prediction.ids for prediction in found] == [ALL[int(best)] for best in scores.argmax(0)]
 
 
 def test_length_penalties_choose_differently(decoder, read):
-    said = [[p.ids for p in search(decoder.step, read, LENGTH, len(ALL), length_penalty=x)] for x in (0.0, 2.0)]
+    ways = [Decoding(len(ALL), length_penalty=x) for x in (0.0, 2.0)]
+    said = [[p.ids for p in search(decoder.step, read, LENGTH, way)] for way in ways]
     assert sum(map(len, said[0])) < sum(map(len, said[1]))
 
 
@@ -113,7 +115,7 @@ def test_the_best_of_all_sentences_that_say_nothing_twice(decoder, read, n):
     repeats = torch.tensor([len(set(each)) < len(each) for each in runs])
     per_word = logs / torch.tensor([len(ids) + 1.0 for ids in ALL])[:, None]
     best = per_word.masked_fill(repeats[:, None], -torch.inf).argmax(0)
-    found = search(decoder.step, read, LENGTH, len(ALL), no_repeat=n)
+    found = search(decoder.step, read, LENGTH, Decoding(len(ALL), no_repeat=n))
     assert [prediction.ids for prediction in found] == [ALL[int(at)] for at in best]
     for pair, prediction in enumerate(found):
         assert prediction.probability == pytest.approx(float(logs[best[pair], pair].exp()), rel=1e-3)
@@ -122,7 +124,7 @@ def test_the_best_of_all_sentences_that_say_nothing_twice(decoder, read, n):
 def test_what_may_not_be_repeated_is_not():
     after = {word: {10: 0.6, 11: 0.3, EOS: 0.1} for word in (BOS, 10, 11)}
     for n, ids in ((0, (10, 10, 10, 10, 10)), (1, (10, 11)), (2, (10, 10, 11, 10)), (3, (10, 10, 10, 11, 10))):
-        assert search(table(after), NOTHING, 7, no_repeat=n)[0].ids == ids
+        assert search(table(after), NOTHING, 7, Decoding(no_repeat=n))[0].ids == ids
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -139,7 +141,7 @@ def test_pairs_leave_the_batch_when_they_are_done(beams):
         return logits, [(torch.zeros(len(word), 1, 1, 1),) * 2]
 
     memory = [(torch.arange(b).float().reshape(b, 1, 1, 1),) * 2]
-    found = search(step, memory, 12, beams)
+    found = search(step, memory, 12, Decoding(beams))
     assert [prediction.ids for prediction in found] == [(10,) * number for number in range(b)]
     assert asked == sorted(asked, reverse=True)
     assert len(set(asked)) > 3, "nobody leaves"
@@ -148,14 +150,14 @@ def test_pairs_leave_the_batch_when_they_are_done(beams):
 
 def test_marks_are_never_said():
     after = {BOS: {UNK: 0.9, PAD: 0.05, 10: 0.05}}
-    prediction = search(table(after), NOTHING, 7, beams=1)[0]
+    prediction = search(table(after), NOTHING, 7, GREEDY)[0]
     assert prediction.ids == (10,)
     assert prediction.probability == pytest.approx(1, rel=1e-4), "of what may be said"
 
 
 def test_a_sentence_ends_where_the_model_does():
     endless = {word: {10: 0.99, EOS: 0.01} for word in (BOS, 10)}
-    prediction = search(table(endless), NOTHING, 6, beams=1)[0]
+    prediction = search(table(endless), NOTHING, 6, GREEDY)[0]
     assert prediction.ids == (10,) * (6 - 2)
     assert prediction.probability == pytest.approx(0.99**4 * 0.01, rel=1e-3)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from procap.captioners import Decoding
 from procap.captioners.explanation import Explanation
 from procap.config import load_params
 from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, SHIFT, Pairs
@@ -36,14 +37,14 @@ class StubCaptioner:
         self.bundle = self
         self.explained = 0
 
-    def caption(self, before, after, *, beams, length_penalty, no_repeat, generator):
+    def caption(self, before, after, *, decoding, generator):
         assert isinstance(generator, torch.Generator)
         assert before.dtype == after.dtype == np.uint8
-        self.asked.append((before, after, (beams, length_penalty, no_repeat)))
+        self.asked.append((before, after, decoding))
         return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]
 
-    def stream(self, pairs, batch, *, explain, beams, length_penalty, no_repeat):
-        assert (batch, explain, beams, length_penalty, no_repeat) == (7, True, 3, 0.5, 2)
+    def stream(self, pairs, batch, *, explain, decoding):
+        assert (batch, explain, decoding) == (7, True, Decoding(3, 0.5, 2))
         for before, after in pairs:
             self.explained += 1
             maps = np.ones((2, 2, 16, 16), np.float32)
@@ -137,7 +138,7 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     assert listener.pictures == ["confusion.png", "best.png", "worst.png", "random.png"]
     assert bundle.explained == params.evaluate.pictures
     assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
-    assert {how for _, _, how in bundle.asked} == {(3, 0.5, 2)}
+    assert {how for _, _, how in bundle.asked} == {Decoding(3, 0.5, 2)}
     np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from procap.captioners import Decoding
 from procap.captioning.pairs import read_picture
 from procap.errors import BadInput
 
@@ -21,10 +22,10 @@ class StubCaptioner:
         if self.facts.get("broken"):
             raise ValueError("weights are missing")
 
-    def stream(self, pairs: list, batch: int, beams: int) -> Iterator:
+    def stream(self, pairs: list, batch: int, decoding: Decoding) -> Iterator:
         for before, _ in pairs:
             red = read_picture(before, "row 0, before")[16, 16, 0]
-            text = f"{self.facts['word']} {red}" + (f" by {beams} beams" if beams > 1 else "")
+            text = f"{self.facts['word']} {red}" + (f" by {decoding.beams} beams" if decoding.beams > 1 else "")
             yield SimpleNamespace(
                 text=text, probability=0.5, change_probability=None, words=text.split(), word_probabilities=(0.5, 1.0)
             )

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from flows.cli import app
+from procap.captioners import GREEDY
 from procap.captioners.decoding import write_captions
 from procap.checkpoints import rife
 from procap.checkpoints.procap_released import export_stage1, export_stage2
@@ -72,7 +73,7 @@ def test_a_released_captioner_becomes_a_bundle_that_says_the_same(stage2, vqgan,
     assert bundle.vqgan.config == RAW
     assert same(bundle.captioner.network, stage2)
     said = bundle.caption(*pictures)
-    theirs = write_captions(stage2.eval(), bundle.features(*pictures), 1)
+    theirs = write_captions(stage2.eval(), bundle.features(*pictures), GREEDY)
     words = {number: word for word, number in WORDS.items()}
     assert [one.text for one in said] == [" ".join(words[number] for number in one.ids) for one in theirs]
     assert len({one.text for one in said}) > 1
