@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flows import locks
 from flows.lineage import git, git_facts, is_dead, plan_digests, process_facts, stage_name
 from flows.presets import write_params
 from flows.process import child_environment, end_families
@@ -88,6 +89,7 @@ def ablate(
             cache = cache_folder(root)
             for job in todo:
                 _end_leftover(job.folder(home))
+                locks.clear(job.folder(home))
                 make_worktree(root, job.folder(home), commit, job, cache)
             _work_off(root, home, todo, slots, runs, outcome, say)
             status = "FAILED" if outcome.failed else "FINISHED"

@@ -62,10 +62,13 @@ def repro(
 
     Files that params.yaml names, checkpoints for example, become dependencies of their stages in dvc.yaml.
     """
+    from flows import locks
     from flows.watching import watch
     from procap.config import load_params
 
     watch(Path.cwd(), load_params(Path("params.yaml")).model_dump(by_alias=True))
+    if found := locks.clear(Path.cwd()):
+        typer.echo(f"DVC's locks cleared: {found}")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     words = [sys.executable, "-m", "dvc", "repro", *(["--force"] if force else []), *(targets or [])]
     sys.stdout.flush()

@@ -4,7 +4,6 @@ Each look is a function that yields findings; with ``fix`` it also mends what ca
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from flows import locks
 from flows.lineage import git, git_facts, read_yaml
 from flows.store import check_server, connect, show_uri, tracking_uri
 from flows.upkeep import orphaned_runs
@@ -121,8 +121,14 @@ def _git(root: Path) -> Finding:
 
 
 def _pipeline(root: Path) -> Finding:
+    from ruamel.yaml import YAMLError
+
     stages = read_yaml(root / "dvc.yaml").get("stages", {})
-    locked = read_yaml(root / "dvc.lock").get("stages", {})
+    try:
+        locked = read_yaml(root / "dvc.lock").get("stages", {})
+    except (AttributeError, YAMLError):
+        do = "`git checkout dvc.lock`, or delete it: `dvc repro` finds results in its cache"
+        return Finding("pipeline", False, "dvc.lock is cut off", do)
     if not stages:
         return Finding("pipeline", False, "no dvc.yaml here", "run from the project's folder")
     return Finding("pipeline", True, f"{len(stages)} stages in dvc.yaml, {len(locked)} runs in dvc.lock")
@@ -135,35 +141,12 @@ def _disk(root: Path) -> Finding:
 
 
 def _dvc_locks(root: Path, fix: bool) -> Iterator[Finding]:
-    """DVC forgets holders that are gone, but not a number that another program got since, nor half a file."""
-    path = root / ".dvc" / "tmp" / "rwlock"
-    try:
-        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        holders = list(held.get("write", {}).values())
-        holders += [one for readers in held.get("read", {}).values() for one in readers]
-        pids = {int(one["pid"]) for one in holders}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        if fix:
-            path.unlink()
-        yield _mended("dvc locks", fix, "the file of locks was cut off", "removed it")
-        return
-    working, gone = {pid for pid in pids if _is_dvc(pid)}, {pid for pid in pids if not _is_dvc(pid)}
-    if working:
-        yield Finding("dvc locks", True, f"process {', '.join(map(str, sorted(working)))} is at work")
-    elif gone:
-        if fix:
-            path.write_text("{}", encoding="utf-8")
-        yield _mended("dvc locks", fix, f"held by {', '.join(map(str, sorted(gone)))}, which run no DVC", "cleared")
+    if found := locks.clear(root) if fix else locks.wrong(root):
+        yield _mended("dvc locks", fix, found, "cleared")
+    elif pids := locks.working(root):
+        yield Finding("dvc locks", True, f"process {', '.join(map(str, sorted(pids)))} is at work")
     else:
         yield Finding("dvc locks", True, "none held")
-
-
-def _is_dvc(pid: int) -> bool:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return any("dvc" in word or "flows" in word for word in psutil.Process(pid).cmdline())
-    return False
 
 
 def _dvc_remotes(root: Path, fix: bool) -> Iterator[Finding]:

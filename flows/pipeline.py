@@ -13,6 +13,7 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
+from flows import locks
 from flows.presets import apply_overrides
 from flows.process import child_environment, stream
 from flows.results import read_scores
@@ -26,6 +27,7 @@ from procap.steps import STEPS
 TRANSIENT = (
     "Unable to acquire lock",
     "is busy, it is being blocked",
+    "JSON structure is corrupted",  # of DVC's locks, which are cleared before each try
     "CUDA error: unspecified launch failure",
     "NCCL error",
     "Connection reset by peer",
@@ -59,6 +61,8 @@ def _may_help(_task: Any, _run: Any, state: Any) -> bool:
 )
 def reproduce(step: str) -> None:
     """Let DVC decide whether ``step`` is stale, and run it if so."""
+    if found := locks.clear(Path.cwd()):
+        get_run_logger().info("DVC's locks cleared: %s", found)
     words = [sys.executable, "-m", "dvc", "repro", "--single-item", step]
     status, tail = stream(words, child_environment(str(runtime.flow_run.id)), get_run_logger().info)
     if status:

@@ -58,18 +58,20 @@ def end_family(process: subprocess.Popen) -> None:
 
 
 def end_families(pids: Iterable[int]) -> None:
-    """The same for several processes at once."""
+    """The same for several processes at once, parents first: none hears of its child's end and does the next thing."""
     import psutil
 
     family = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            family += [*process.children(recursive=True), process]
+            family += [process, *process.children(recursive=True)]
     for one in family:
         _signal(one.terminate)
-    for one in psutil.wait_procs(family, timeout=25)[1]:
+    stubborn = psutil.wait_procs(family, timeout=25)[1]
+    for one in stubborn:
         _signal(one.kill)
+    psutil.wait_procs(stubborn, timeout=5)
 
 
 def _signal(send: Callable[[], Any]) -> None:

@@ -200,6 +200,19 @@ def test_an_interrupt_ends_the_children_too():
     assert not psutil.pid_exists(heard[0]) or psutil.Process(heard[0]).status() == psutil.STATUS_ZOMBIE
 
 
+def test_parents_are_ended_before_their_children(monkeypatch):
+    """So that a DVC does not rewrite its file of locks, because its step ended, while it is ended itself."""
+    import psutil
+
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child, asked, terminate = int(process.stdout.readline()), [], psutil.Process.terminate
+    monkeypatch.setattr(psutil.Process, "terminate", lambda self: asked.append(self.pid) or terminate(self))
+    end_family(process)
+    assert asked == [process.pid, child]
+
+
 def test_ending_what_has_ended_is_no_error():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -220,8 +233,33 @@ def test_the_pipeline_refuses_to_run_inside_itself_and_says_which_steps():
     with pytest.raises(BadInput, match="no step 'captoin'"):
         steps_for(["captoin"])
     assert StepFailed("caption", 255, ["ERROR: Unable to acquire lock"]).transient
+    assert StepFailed("caption", 255, ["Unable to read RWLock-file 'x'. JSON structure is corrupted"]).transient
     assert not StepFailed("caption", 255, ["Unable to acquire lock", "failed to run: python, exited with 2"]).transient
     assert not StepFailed("caption", 255, ["ValueError: no", "failed to run: python, exited with 1"]).transient
+
+
+@pytest.mark.parametrize("way", ["procap repro", "the pipeline's task"])
+def test_half_a_file_of_locks_that_a_killed_dvc_left_is_cleared_before_dvc_runs(project, monkeypatch, way):
+    path, seen = project / ".dvc" / "tmp" / "rwlock", []
+    path.parent.mkdir(parents=True)
+    path.write_text('{"write": {"data/pre')
+
+    def dvc(*words, **_):
+        seen.append((words, path.exists()))
+        return 0, []
+
+    if way == "procap repro":
+        monkeypatch.setattr("flows.watching.watch", lambda *_: None)
+        monkeypatch.setattr(os, "execv", dvc)
+        assert "cut off" in CliRunner().invoke(app, ["repro"], catch_exceptions=False).stdout
+    else:
+        pytest.importorskip("prefect")
+        from flows import pipeline
+
+        monkeypatch.setattr(pipeline, "stream", dvc)
+        monkeypatch.setattr(pipeline, "get_run_logger", lambda: SimpleNamespace(info=lambda *_: None))
+        pipeline.reproduce.fn("prepare")
+    assert [there for _, there in seen] == [False]
 
 
 def test_one_pipeline_per_workspace(tmp_path):

@@ -80,16 +80,36 @@ def test_a_dvc_lock_that_nobody_holds_is_cleared(workspace, kind):
         other.wait()
 
 
-def test_a_dvc_lock_of_a_working_dvc_is_left_alone(workspace):
+@pytest.mark.parametrize("end", [None, -9], ids=["whole", "half written"])
+def test_a_dvc_lock_of_a_working_dvc_is_left_alone(workspace, end):
     working = subprocess.Popen([sys.executable, "-c", "input()", "dvc", "repro"], stdin=subprocess.PIPE)
     held = json.dumps({"write": {}, "read": {"data": [{"pid": working.pid, "cmd": "dvc repro"}]}})
-    path = lock_file(workspace, held)
+    path = lock_file(workspace, held[:end])
     try:
         assert findings(workspace, fix=True)["dvc locks"].well
-        assert path.read_text() == held
+        assert path.read_text() == held[:end]
     finally:
         working.kill()
         working.wait()
+
+
+def test_a_lock_is_cleared_though_its_number_is_that_of_a_dvc_in_another_workspace(workspace, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / ".dvc").mkdir()
+    working = subprocess.Popen([sys.executable, "-c", "input()", "dvc", "repro"], stdin=subprocess.PIPE, cwd=other)
+    lock_file(workspace, json.dumps({"write": {"data": {"pid": working.pid, "cmd": "dvc repro"}}, "read": {}}))
+    try:
+        assert not findings(workspace)["dvc locks"].well
+    finally:
+        working.kill()
+        working.wait()
+
+
+def test_a_half_written_dvc_lock_is_named(workspace):
+    (workspace / "dvc.lock").write_text("schema: '2.0'\nstages:\n  prepare:\n    cmd: 'pyth")
+    found = findings(workspace)["pipeline"]
+    assert not found.well
+    assert "git checkout dvc.lock" in found.do
 
 
 def test_credentials_under_git_are_found(workspace):
