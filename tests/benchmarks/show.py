@@ -8,6 +8,10 @@ from tests.benchmarks.__main__ import TARGETS
 Found = dict[str, Any]
 
 
+ACROSS = 3
+"""Panels of the plot in a row."""
+
+
 def table(found: Found) -> str:
     """Markdown."""
     machine, rates = found["machine"], found["rates"]
@@ -60,8 +64,9 @@ def plot(found: Found, path: Path) -> None:
     panels = bool(phases) + len(curves)
     if not panels:
         return
-    figure = Figure(figsize=(4 * panels, 3.2), layout="constrained")
-    axes = iter(figure.subplots(1, panels, squeeze=False)[0])
+    rows = -(-panels // ACROSS)
+    figure = Figure(figsize=(4 * min(panels, ACROSS), 3.2 * rows), layout="constrained")
+    axes = iter(figure.subplots(rows, min(panels, ACROSS), squeeze=False).flat)
     if phases:
         bars = next(axes)
         places = range(len(phases))
@@ -81,6 +86,8 @@ def plot(found: Found, path: Path) -> None:
             axis.plot(at, [rate * point["operations"] for point in points], linestyle=":", label="operations")
             axis.legend()
         axis.set(xlabel=name, ylabel="seconds of CPU time", ylim=(0, None))
+    for unused in axes:
+        unused.remove()
     figure.savefig(path, dpi=110)
 
 

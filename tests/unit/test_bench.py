@@ -1,13 +1,18 @@
 """``make bench`` runs through, at a size where nothing it prints means anything."""
 
 import json
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import __main__ as bench
 from tests.benchmarks import cases, measure, show
 from tests.steps import preset
+
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -55,3 +60,11 @@ def test_ways_of_a_phase_do_the_same_work(tiny):
     plain = bench.runtime("float32")
     assert case.naive_decode()() == case.decode(plain)()
     assert case.naive_caption()() == case.caption(plain)()
+
+
+def test_the_memory_of_the_process_that_starts_another_does_not_count():
+    held = b"x" * 2**30
+    code = "from tests.benchmarks.measure import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert 0.05 < float(done.stdout) < 0.8 < measure.peak_memory()
+    del held
