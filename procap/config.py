@@ -404,6 +404,12 @@ class Evaluate(Section):
     no_repeat: Annotated[int, Field(ge=0)] = Field(
         description="so many words in a row are not said twice in a sentence; 0: no such rule"
     )
+    steps: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="from noise to a sentence, of captioners that sample (mct_ccdiff, decider)"
+    )
+    candidates: Annotated[int, Field(ge=1, le=64)] = Field(
+        description="sentences they sample, of which the one is taken that agrees most with the others"
+    )
     batch: Count
     pictures: Annotated[int, Field(ge=0)] = Field(description="test pairs shown on the page")
 

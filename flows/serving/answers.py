@@ -40,14 +40,25 @@ class Captioned(BaseModel):
     change_mask: str | None = Field(description="what changed, as PNG in base64: white; null unless the model segments")
 
 
-class Reasons(BaseModel):
-    """Pictures are PNG files in base64, square as the model sees them. In gray ones 255 stands for 1."""
+class Draft(BaseModel):
+    """The sentence at one step of its sampling."""
 
-    attention_before: list[str] = Field(description="per word: where the model looked in the picture before")
-    attention_after: list[str]
-    attention_frames: list[list[float]] = Field(description="per word: the share of each frame; sums to 1")
-    change_map: str = Field(description="which places speak for the sentence")
+    text: str
+    probability: float
+
+
+class Reasons(BaseModel):
+    """Pictures are PNG files in base64, square as the model sees them. In gray ones 255 stands for 1.
+
+    What the model cannot tell is null, a list is empty.
+    """
+
+    attention_before: list[str] | None = Field(description="per word: where the model looked in the picture before")
+    attention_after: list[str] | None
+    attention_frames: list[list[float]] | None = Field(description="per word: the share of each frame; sums to 1")
+    change_map: str | None = Field(description="which places speak for the sentence, or where the model sees a change")
     frames: list[str] = Field(description="before, what the model imagines between, after")
+    drafts: list[Draft] = Field(description="of models that sample: the sentence at every step, from noise to the end")
 
 
 class Explained(Captioned):
@@ -98,13 +109,18 @@ def explained(caption: Any) -> Explained:
     """The same with its explanation."""
     why = caption.explanation
     reasons = None if why is None else Reasons(
-        attention_before=[gray(one) for one in why.attention_before],
-        attention_after=[gray(one) for one in why.attention_after],
-        attention_frames=np.asarray(why.attention_frames, float).round(4).tolist(),
-        change_map=gray(why.change_map),
+        attention_before=_grays(why.attention_before),
+        attention_after=_grays(why.attention_after),
+        attention_frames=None if why.attention_frames is None else np.asarray(why.attention_frames).round(4).tolist(),
+        change_map=None if why.change_map is None else gray(why.change_map),
         frames=[png(frame) for frame in why.frames],
+        drafts=[Draft(text=draft.text, probability=draft.probability) for draft in why.drafts],
     )  # fmt: skip
     return Explained(**_plain(caption), explanation=reasons)
+
+
+def _grays(maps: Float[np.ndarray, "words h w"] | None) -> list[str] | None:
+    return None if maps is None else [gray(one) for one in maps]
 
 
 def gray(values: Float[np.ndarray, "h w"]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from procap.shapes import Bool, Float, Scalar, Tensor, Words
+from procap.shapes import Bool, Float, Int, Scalar, Tensor, Words
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Batch:
     """Frozen features of before (0) and after (-1), and of real frames between, for a captioner that takes them."""
     words: Words
     """[BOS] w ... w [EOS] [PAD] ..."""
+    captions: Int[Tensor, "b o l"] | None = None
+    """All captions of each pair, rows of [PAD] where it has fewer; for captioners with ``paraphrases``."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,25 @@ class Decoding:
     """A sentence's score is its log-probability over words to this power; 0: none, 1: the mean per word."""
     no_repeat: int = 0
     """So many words in a row are not said twice; 0: no such rule."""
+    steps: int = 20
+    """From noise to a sentence, of captioners that sample; the numbers above are those of a search word by word."""
+    candidates: int = 1
+    """Sampled sentences, of which the one is said that agrees most with the others."""
 
 
 GREEDY = Decoding()
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What a captioner itself tells of how it came to a sentence; n are places of a square grid, row by row."""
+
+    attention: Float[Tensor, "words n"] | None = None
+    """How much each word takes from each place, in both pictures."""
+    change_map: Float[Tensor, " n"] | None = None
+    """Where it sees a change, in [0, 1]."""
+    drafts: tuple[Prediction, ...] = ()
+    """The sentence as it was at each step of its sampling, the last one as it is."""
 
 
 class Captioner(Protocol):
@@ -66,6 +84,11 @@ class Captioner(Protocol):
     ) -> list[Prediction]:
         """One prediction per pair, in order. Same generator state, same words."""
 
+    # What a captioner may have besides:
+    # paraphrases = True: its batches have all captions of a pair
+    # updated(): is called after every update of its weights
+    # why(features, predictions, *, decoding, generator) -> list[Reason], as ``caption`` said them with such a generator
+
 
 CAPTIONERS = {"static": "procap.captioners.static:Static", "procap": "procap.captioners.procap:ProCap"}
 
@@ -78,4 +101,6 @@ def captioner_class(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-__all__: Sequence[str] = ("CAPTIONERS", "GREEDY", "Batch", "Captioner", "Decoding", "Prediction", "captioner_class")
+__all__: Sequence[str] = (
+    "CAPTIONERS", "GREEDY", "Batch", "Captioner", "Decoding", "Prediction", "Reason", "captioner_class",
+)  # fmt: skip

@@ -19,22 +19,36 @@ AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """What can be shown of a caption. Maps have the proportions of the pictures (``Caption.explanation``)."""
+class Draft:
+    """A sentence at one step of its sampling."""
 
-    attention_before: Float[np.ndarray, "words h w"]
+    text: str
+    probability: float
+    """Product of its words' probabilities at this step, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What can be shown of a caption; None where its captioner has no such thing.
+
+    Maps have the proportions of the pictures (``Caption.explanation``)."""
+
+    attention_before: Float[np.ndarray, "words h w"] | None
     """Where the decoder looks in the picture before for each word: cross-attention, mean of layers and heads.
 
     The greatest value of a word in both pictures together is 1."""
-    attention_after: Float[np.ndarray, "words h w"]
-    attention_frames: Float[np.ndarray, "words t"]
+    attention_after: Float[np.ndarray, "words h w"] | None
+    attention_frames: Float[np.ndarray, "words t"] | None
     """How much of a word's attention each frame has, imagined ones too; sums to 1. index 0 is before, -1 is after."""
-    change_map: Float[np.ndarray, "h w"]
-    """In [0, 1]: which places speak for the sentence (``evidence``); the greatest is the probability of a change."""
+    change_map: Float[np.ndarray, "h w"] | None
+    """In [0, 1]: which places speak for the sentence (``evidence``), the greatest being the probability of a change; or
+    what the captioner has for such a map (``Reason.change_map``)."""
     frames: UInt8[np.ndarray, "t side side 3"]
     """Before, what the captioner imagines between, after; square, in the size that it works with.
 
     Without imagination (``static``) before and after alone."""
+    drafts: tuple[Draft, ...] = ()
+    """The sentence as it was at each step of its sampling, the last one as it is; of captioners that sample."""
 
 
 @torch.no_grad()

@@ -10,15 +10,15 @@ from typing import overload
 import numpy as np
 import torch
 
-from procap.captioners import GREEDY, Decoding
-from procap.captioners.explanation import Explanation, attention, evidence
+from procap.captioners import GREEDY, Decoding, Prediction, Reason
+from procap.captioners.explanation import Draft, Explanation, attention, evidence
 from procap.captioners.scoring import log_chance_of_any, log_chances, padded
 from procap.captioning.addresses import find_bundle
 from procap.captioning.pairs import Picture, read_pair
 from procap.datasets.images import resize
 from procap.datasets.vocabulary import SPECIALS, UNK
 from procap.models.encoder_decoder import EncoderDecoder
-from procap.shapes import Bool, Float, Tensor, Words
+from procap.shapes import Bool, Float, Tensor, UInt8, Words
 from procap.training.bundle import Bundle
 
 LONGEST_SIDE = 512
@@ -142,7 +142,9 @@ class PictureCaptioner:
         sizes = [before.shape[:2] for before, _ in pairs]
         scores = self._scores(features, sentences)
         changes = [change for *_, change in scores]
-        reasons = self._reasons(features, ends, sentences, changes, sizes) if explain else [None] * len(pairs)
+        reasons: Sequence[Explanation | None] = [None] * len(pairs)
+        if explain:
+            reasons = self._reasons(features, ends, predictions, changes, sizes, decoding)
         captions = []
         for prediction, (words, end, change), reason, size in zip(predictions, scores, reasons, sizes, strict=True):
             mask = prediction.change_mask
@@ -197,17 +199,36 @@ class PictureCaptioner:
         self,
         features: Float[Tensor, "b t n c"],
         ends: tuple[np.ndarray, ...],
+        predictions: Sequence[Prediction],
+        changes: Sequence[float | None],
+        sizes: Sequence[tuple[int, int]],
+        decoding: Decoding,
+    ) -> Sequence[Explanation | None]:
+        if self._network is not None:
+            return self._network_reasons(features, ends, [said.ids for said in predictions], changes, sizes)
+        reasons = self.bundle.reasons(features, predictions, decoding)
+        if reasons is None:
+            return [None] * len(predictions)
+        return [
+            self._told(reason, np.stack([before, after]), size)
+            for reason, before, after, size in zip(reasons, *ends, sizes, strict=True)
+        ]
+
+    def _network_reasons(
+        self,
+        features: Float[Tensor, "b t n c"],
+        ends: tuple[np.ndarray, ...],
         sentences: list[tuple[int, ...]],
         changes: Sequence[float | None],
         sizes: Sequence[tuple[int, int]],
-    ) -> list[Explanation | None]:
+    ) -> list[Explanation]:
+        """Of a captioner that writes word by word."""
         network = self._network
-        if network is None:
-            return [None] * len(sentences)
+        assert network is not None
         looks = attention(network, features, sentences)
         speaks = evidence(network, features, sentences).relu()
         imagined = self.bundle.imagined(features)
-        reasons: list[Explanation | None] = []
+        reasons: list[Explanation] = []
         for row, (ids, change, size) in enumerate(zip(sentences, changes, sizes, strict=True)):
             seen = looks[row, : len(ids)]
             maps = enlarged(seen[:, [0, -1]].flatten(0, 1), size).reshape(len(ids), 2, *_reduced(size))
@@ -218,6 +239,18 @@ class PictureCaptioner:
             frames = np.stack([ends[0][row], *between, ends[1][row]])
             reasons.append(Explanation(maps[:, 0], maps[:, 1], seen.sum(-1).cpu().numpy(), heat, frames))
         return reasons
+
+    def _told(
+        self, reason: Reason, frames: UInt8[np.ndarray, "t side side 3"], size: tuple[int, int]
+    ) -> Explanation:
+        """What a captioner tells by itself, as it is shown."""
+        looks = None
+        if reason.attention is not None:
+            looks = enlarged(reason.attention, size)
+            looks /= looks.max(axis=(1, 2), keepdims=True, initial=1e-12)
+        change = None if reason.change_map is None else enlarged(reason.change_map[None], size)[0]
+        drafts = tuple(Draft(self.bundle.vocabulary.decode(said.ids), said.probability) for said in reason.drafts)
+        return Explanation(looks, looks, None, change, frames, drafts)
 
 
 def _reduced(size: tuple[int, int]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One caption with its reasons: an HTML page that needs no other file, or a short film of what was imagined."""
+"""One caption with its reasons: an HTML page that needs no other file, or a short film of how it came about."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from procap.evaluation.explained_template import MACRO, STYLE
 from procap.evaluation.page_template import STYLE as PAGE_STYLE
 from procap.shapes import UInt8
 
-FRAME_SECONDS, END_SECONDS = 0.5, 1.2
-"""How long a film shows an imagined frame, and before and after."""
+FRAME_SECONDS, DRAFT_SECONDS, END_SECONDS = 0.5, 0.4, 1.2
+"""How long a film shows an imagined frame, a draft of the sentence, and before and after."""
 FILM_SIDE = 320
 
 Pixels = UInt8[np.ndarray, "h w 3"]
@@ -40,8 +40,11 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 <body>
 <main class="explained">
 <h1 class="said">{{ sentence(view) }}</h1>
+{% if view.looks %}
 <p class="soft">Point at a word, tap it or reach it with the Tab key: yellow to red is where the model looks to say it.
-The line under a word is its probability.</p>
+{{- " The line under a word is its probability." if view.known }}</p>
+{% endif %}
+{{ drafts(view) }}
 {{ explained(view) }}
 {{ slider(view) }}
 <dl>
@@ -75,12 +78,19 @@ def explanation_page(about: About, before: Pixels, after: Pixels, caption: Capti
 
 
 def write_film(path: Path, caption: Caption) -> None:
-    """An animated GIF of before, what is imagined and after, the sentence below; loops."""
+    """An animated GIF of before, what is imagined, the drafts of the sentence, and after, the sentence below; loops."""
     assert caption.explanation is not None
-    frames = caption.explanation.frames
-    names = ["before", *(f"imagined {number}" for number in range(1, len(frames) - 1)), "after"]
-    pictures = [_card(pixels, name, caption.text) for pixels, name in zip(frames, names, strict=True)]
-    times = [1000 * (END_SECONDS if name in ("before", "after") else FRAME_SECONDS) for name in names]
+    frames, drafts = caption.explanation.frames, caption.explanation.drafts
+    first = drafts[0].text if drafts else caption.text
+    shown = [(frames[0], "before", first, END_SECONDS)]
+    shown += [(frame, f"imagined {n}", first, FRAME_SECONDS) for n, frame in enumerate(frames[1:-1], 1)]
+    shown += [
+        (frames[-1], f"after, step {n} of {len(drafts)}", draft.text, DRAFT_SECONDS)
+        for n, draft in enumerate(drafts[:-1], 1)
+    ]
+    shown.append((frames[-1], "after", caption.text, END_SECONDS))
+    pictures = [_card(pixels, name, text) for pixels, name, text, _ in shown]
+    times = [1000 * seconds for *_, seconds in shown]
     partial = path.with_name(f"{path.name}.partial")
     pictures[0].save(
         partial, "GIF", save_all=True, append_images=pictures[1:], duration=[round(time) for time in times], loop=0

@@ -47,14 +47,19 @@ def explained(
         {"name": name, "src": picture(pixels), "looks": [], "shares": [], "real": name in ("before", "after")}
         for name, pixels in zip(names, [before, *between, after], strict=True)
     ]
-    if why is not None:
+    if why is not None and why.attention_before is not None and why.attention_after is not None:
         for frame, maps in ((frames[0], why.attention_before), (frames[-1], why.attention_after)):
             frame["looks"] = [heat(one, LOOKS) for one in maps]
+    if why is not None and why.attention_frames is not None:
         for number, frame in enumerate(frames):
             frame["shares"] = [f"{100 * share:.0f} %" for share in why.attention_frames[:, number]]
     return {
         "frames": frames,
-        "changes": None if why is None else heat(why.change_map, CHANGES),
+        "looks": bool(frames[0]["looks"]),
+        "changes": None if why is None or why.change_map is None else heat(why.change_map, CHANGES),
+        "drafts": [] if why is None else [
+            {"text": one.text or "(no words)", "chance": f"{100 * one.probability:.0f} %"} for one in why.drafts
+        ],
         "words": [
             {"text": word, "chance": f"{100 * chance:.0f} %", "width": f"{100 * chance:.0f}"}
             for word, chance in zip(words, chances or [1.0] * len(words), strict=True)

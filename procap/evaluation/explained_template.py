@@ -21,6 +21,13 @@ figcaption span { display: none; }
 .word:focus-visible { outline: 2px solid rgba(var(--blue), 1); }
 .slider { font-size: .85rem; color: var(--soft); display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; }
 .slider input { accent-color: rgb(140, 50, 210); }
+.drafts { font-size: .85rem; color: var(--soft); margin: .4rem 0; }
+.drafts ol { display: grid; margin: .2rem 0 0; padding: 0; list-style: none; }
+.drafts li { grid-area: 1 / 1; opacity: 0; animation: var(--name) var(--cycle) step-end infinite;
+             animation-delay: calc(var(--number) * .4s); }
+.drafts:is(:hover, :focus) ol { display: block; }
+.drafts:is(:hover, :focus) li { opacity: 1; animation: none; }
+@media (prefers-reduced-motion: reduce) { .drafts ol { display: block; } .drafts li { opacity: 1; animation: none; } }
 """ + "".join(
     f".explained:has(.s{i}:is(:hover, :focus)) .stack img.l{i} {{ opacity: 1; }}\n"
     f".explained:has(.s{i}:is(:hover, :focus)) .f{i} {{ display: block; }}\n"
@@ -55,6 +62,25 @@ MACRO = """
 {%- if view.known %} title="{{ word.chance }} likely here" aria-label="{{ word.text }}, {{ word.chance }}"{% endif %}>
 {{- word.text }}<i><b style="width: {{ word.width }}%"></b></i></button>
 {%- else %}(no words){% endfor %}
+{% endmacro %}
+{% macro drafts(view) %}
+{% set steps = view.drafts|length %}
+{% if steps %}
+{% set cycle = 0.4 * steps + 2 %}
+<style>
+@keyframes draft-{{ steps }} { 0% { opacity: 1; } {{ "%.2f"|format(40 / cycle) }}% { opacity: 0; } }
+@keyframes said-{{ steps }} { 0% { opacity: 1; } {{ "%.2f"|format(240 / cycle) }}% { opacity: 0; } }
+</style>
+<div class="drafts" tabindex="0" style="--cycle: {{ "%.1f"|format(cycle) }}s">out of noise in {{ steps }} steps
+(point here to see all):
+<ol>
+{% for draft in view.drafts %}
+<li style="--number: {{ loop.index0 }}; --name: {{ "said" if loop.last else "draft" }}-{{ steps }}">
+{{- loop.index }}. {{ draft.text }} ({{ draft.chance }})</li>
+{% endfor %}
+</ol>
+</div>
+{% endif %}
 {% endmacro %}
 {% macro slider(view) %}
 {% if view.changes %}

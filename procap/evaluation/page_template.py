@@ -122,7 +122,8 @@ TEMPLATE = (
 {% for gallery in galleries if gallery.cards %}
 
 <h2>{{ gallery.name }}</h2>
-<p class="soft">{{ gallery.about }} Point at a word to see where the model looks to say it.</p>
+<p class="soft">{{ gallery.about }}
+{{- " Point at a word to see where the model looks to say it." if gallery.cards[0].view.looks }}</p>
 <div class="pairs">
 {% for one in gallery.cards %}
 <article class="pair explained">
@@ -137,6 +138,7 @@ TEMPLATE = (
 {% endfor %}
 </ul>
 {{ slider(one.view) }}
+{{ drafts(one.view) }}
 </article>
 {% endfor %}
 </div>

@@ -107,11 +107,11 @@ class DecoderBlock(nn.Module):
 Past = list[tuple[Tensor, Tensor]]
 
 
-def sinusoids(words: int, width: int) -> Float[Tensor, "l d"]:
+def waves(places: Tensor, width: int) -> Float[Tensor, "*any d"]:
     """Sine at even and cosine at odd places of the width, slower towards its end (Vaswani et al., 2017)."""
-    rates = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angles = torch.arange(words)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    rates = 10000.0 ** (-torch.arange(0, width, 2, device=places.device) / width)
+    angles = places[..., None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
 
 class CaptionDecoder(nn.Module):
@@ -125,7 +125,7 @@ class CaptionDecoder(nn.Module):
         self.embedding_scale = config.width**0.5 if style.sinusoids else 1.0
         self.positions: Tensor
         if style.sinusoids:
-            self.register_buffer("positions", sinusoids(config.words, config.width), persistent=False)
+            self.register_buffer("positions", waves(torch.arange(config.words), config.width), persistent=False)
         else:
             self.positions = nn.Parameter(torch.randn(config.words, config.width) * config.width**-0.5)
         self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))

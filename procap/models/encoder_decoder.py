@@ -63,14 +63,8 @@ class EncoderDecoder(nn.Module):
         second[0] = 0
         second[0, : 2 * third] = 6 / third
         self.projection[2].bias[0] = -1
-        width, heads = self.config.decoder.width, self.config.decoder.heads
-        score = torch.arange(0, width, width // heads)
         for block in self.decoder.blocks:
-            attention = block.cross_attention
-            attention.key_value.weight[score] = 0
-            attention.key_value.weight[score, 0] = 2
-            attention.query.weight[score] = 0
-            attention.query.bias[score] = 2
+            block.cross_attention.start_looking(0)
 
     def imagine(self, features: Float[Tensor, "b f n c"]) -> Float[Tensor, "b t n d"]:
         """The procedure as the encoder sees it, every place of every frame; index 0 is before, -1 is after."""

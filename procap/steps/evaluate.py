@@ -89,16 +89,13 @@ def evaluate_bundle(
 
 def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Report) -> list[Told]:
     """Caption every pair, in the table's order."""
-    import torch
-
-    generator = torch.Generator().manual_seed(params.seed)
     size = params.evaluate.batch
     captions = []
     for start in report.progress(range(0, len(pairs), size), "batches of pairs captioned"):
         rows = slice(start, start + size)
         with runtime.autocast():
             captions += bundle.caption(
-                pairs.before(rows), pairs.after(rows), decoding=_decoding(params), generator=generator
+                pairs.before(rows), pairs.after(rows), decoding=_decoding(params)
             )
     columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
     return [
@@ -109,7 +106,7 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
 
 def _decoding(params: Params) -> Decoding:
     settings = params.evaluate
-    return Decoding(settings.beams, settings.length_penalty, settings.no_repeat)
+    return Decoding(**settings.model_dump(exclude={"batch", "pictures"}))
 
 
 def _galleries(

@@ -4,7 +4,7 @@ No pickle: safetensors and JSON, and ``manifest.json`` with the sha256 of every 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from procap.captioners import GREEDY, Decoding, Prediction, captioner_class
+from procap.captioners import GREEDY, Decoding, Prediction, Reason, captioner_class
 from procap.datasets.images import resize
 from procap.datasets.pictures import to_bytes, to_numbers
 from procap.datasets.vocabulary import Vocabulary
@@ -129,9 +129,20 @@ class Bundle:
         decoding: Decoding = GREEDY,
         generator: torch.Generator | None = None,
     ) -> list[Prediction]:
-        """What the captioner says of pairs that were encoded, as word numbers."""
-        generator = generator or torch.Generator().manual_seed(0)
+        """What the captioner says of pairs that were encoded, as word numbers.
+
+        Without a generator always the same of a pair, whatever pairs are with it.
+        """
+        generator = generator or said_generator()
         return self.captioner.caption(features, decoding=decoding, generator=generator)  # type: ignore[operator]
+
+    def reasons(
+        self, features: Float[torch.Tensor, "b t n c"], predictions: Sequence[Prediction], decoding: Decoding = GREEDY
+    ) -> list[Reason] | None:
+        """How it came to what ``predict`` gave without a generator; None where it does not tell by itself."""
+        if not hasattr(self.captioner, "why"):
+            return None
+        return self.captioner.why(features, predictions, decoding=decoding, generator=said_generator())  # type: ignore[operator]
 
     def imagine(
         self, before: UInt8[np.ndarray, "b h w 3"], after: UInt8[np.ndarray, "b h w 3"]
@@ -151,6 +162,11 @@ class Bundle:
         pictures = self.vqgan.decode(tokens.flatten(0, 1))
         out = (pictures * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
         return out.reshape(b, k, *out.shape[1:])
+
+
+def said_generator() -> torch.Generator:
+    """What sentences are sampled from where nobody says otherwise."""
+    return torch.Generator().manual_seed(0)
 
 
 def write_bundle(

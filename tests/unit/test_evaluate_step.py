@@ -37,8 +37,7 @@ class StubCaptioner:
         self.bundle = self
         self.explained = 0
 
-    def caption(self, before, after, *, decoding, generator):
-        assert isinstance(generator, torch.Generator)
+    def caption(self, before, after, *, decoding):
         assert before.dtype == after.dtype == np.uint8
         self.asked.append((before, after, decoding))
         return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]

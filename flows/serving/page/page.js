@@ -11,6 +11,7 @@ let maps = null; // its layers: {before: [per word], after: [per word]}
 let asking = null; // an AbortController
 let pinned = null; // the word whose look stays
 let playing = 0;
+let drafting = 0;
 
 const view = (end) => stage.querySelector(`[data-end="${end}"]`);
 const layer = (end, kind) => view(end).querySelector(`canvas.${kind}`);
@@ -110,7 +111,8 @@ function forget() {
   answer = maps = pinned = null;
   stop();
   stage.classList.remove("looking", "masked", "has-frames");
-  for (const id of ["answer", "complaint", "procedure", "token-form"]) by(id).hidden = true;
+  clearInterval(drafting);
+  for (const id of ["answer", "complaint", "procedure", "token-form", "drafts"]) by(id).hidden = true;
   for (const end of ENDS) for (const kind of LAYERS) layer(end, kind).width = 0;
   by("frame").hidden = true;
   by("between-invite").hidden = false;
@@ -148,9 +150,10 @@ async function show(said, roundTrip) {
   answer = caption;
   by("sentence").replaceChildren(...caption.words.flatMap((word, place) => [wordButton(word, place, caption), " "]));
   if (!caption.words.length) by("sentence").textContent = caption.text || "(no words)";
-  by("hint").hidden = !why;
+  by("hint").hidden = !why?.attention_before;
   facts(caption, said, roundTrip);
-  by("layers").hidden = !why && !caption.change_mask;
+  by("layers").hidden = !why?.change_map && !caption.change_mask;
+  by("change-choice").hidden = by("strength-choice").hidden = !why?.change_map;
   by("mask-choice").hidden = !caption.change_mask;
   by("truth").hidden = !by("truth").textContent;
   by("answer").hidden = false;
@@ -195,12 +198,14 @@ function facts(caption, said, roundTrip) {
 // ---------------------------------------------------------------- reasons
 
 async function showReasons(why, caption) {
+  const looks = (end) => Promise.all((why[`attention_${end}`] ?? []).map(values));
   const [before, after, change] = await Promise.all([
-    Promise.all(why.attention_before.map(values)), Promise.all(why.attention_after.map(values)), values(why.change_map),
+    looks("before"), looks("after"), why.change_map && values(why.change_map),
   ]);
   if (answer !== caption) return;
-  maps = { before, after, frames: why.attention_frames };
-  for (const end of ENDS) heat(layer(end, "change"), change, themed("--change"));
+  if (before.length) maps = { before, after, frames: why.attention_frames };
+  if (change) for (const end of ENDS) heat(layer(end, "change"), change, themed("--change"));
+  showDrafts(why.drafts);
   const last = why.frames.length - 1;
   const imagines = last > 1;
   by("between-invite").firstElementChild.textContent = imagines ? "" : "this model imagines nothing in between";
@@ -215,6 +220,28 @@ async function showReasons(why, caption) {
   }));
   Object.assign(by("time"), { max: last });
   turn(1);
+}
+
+// The sentence at every step of its sampling, one after another; moving the slider stops it.
+function showDrafts(drafts) {
+  by("drafts").hidden = !drafts.length;
+  if (!drafts.length) return;
+  const turnTo = (place) => {
+    by("draft").textContent = drafts[place].text || "(no words)";
+    by("draft-step").value = place;
+    by("draft-number").textContent = `step ${place + 1} of ${drafts.length}, ${percent(drafts[place].probability)}`;
+  };
+  Object.assign(by("draft-step"), { max: drafts.length - 1, oninput: () => {
+    clearInterval(drafting);
+    turnTo(Number(by("draft-step").value));
+  } });
+  clearInterval(drafting);
+  turnTo(0);
+  drafting = setInterval(() => {
+    const next = Number(by("draft-step").value) + 1;
+    if (next < drafts.length) turnTo(next);
+    else clearInterval(drafting);
+  }, 400);
 }
 
 const called = (place, last) => (place === 0 ? "before" : place === last ? "after" : `imagined ${place}`);
@@ -251,7 +278,7 @@ function look(place) {
   stage.classList.toggle("looking", Boolean(seen));
   if (seen) for (const end of ENDS) spotlight(layer(end, "look"), maps[end][place]);
   [...by("strip").querySelectorAll("i")].forEach((bar, frame) => {
-    bar.style.setProperty("--share", seen ? maps.frames[place][frame] : 0);
+    bar.style.setProperty("--share", seen && maps.frames ? maps.frames[place][frame] : 0);
   });
 }
 
