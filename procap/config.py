@@ -225,6 +225,10 @@ class Tokenizer(Section):
     features: Literal["normalised", "raw"] = Field(
         description="what features show: the picture in [-1, 1], as tokens do (ours, paper), or in [0, 1] (reference)"
     )
+    colours: Annotated[int, Field(ge=0, le=4)] = Field(
+        description="beside what the VQGAN says of a patch, a feature has the mean colours of so many times so "
+        "many parts of it; 0: none (paper, reference)"
+    )
     adversarial: Annotated[float, Field(ge=0)] = Field(description="weight of the patch discriminator; 0: none")
     adversarial_start: Share = Field(description="share of the steps before the discriminator joins")
 

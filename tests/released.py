@@ -58,7 +58,8 @@ def released_vqgan() -> VQGAN:
 def raw_features(vqgan: VQGAN, pictures: torch.Tensor) -> torch.Tensor:
     """Features of pictures (..., 3, h, w), one after another, in full precision: (..., n, c)."""
     flat = pictures.flatten(0, -4)
-    return torch.cat([vqgan.features(vqgan.encoder(one[None])) for one in flat]).unflatten(0, pictures.shape[:-3])
+    found = [vqgan.features(vqgan.encoder(one), one) for one in flat.split(1)]
+    return torch.cat(found).unflatten(0, pictures.shape[:-3])
 
 
 def relative(got: torch.Tensor, expected: np.ndarray | torch.Tensor) -> float:

@@ -273,7 +273,7 @@ def _tokenizer(state: ForeignState, prefix: str, config: EncoderConfig, other: P
         raise replace(state, do="name the VQGAN's own file with --vqgan").refusal("the checkpoint has no VQGAN in it")
     inner = replace(state, tensors=own) if other is None else open_vqgan(other)
     vqgan = vqgan_from_state(inner, config.grid * 2 ** halvings(inner), features="raw")
-    fit = vqgan.config.code_width, vqgan.config.codes
+    fit = vqgan.config.feature_width, vqgan.config.codes
     if fit != (config.feature_width, config.codes):
         raise inner.refusal(
             f"the VQGAN has features of {fit[0]} and {fit[1]} codes; the encoder reads features of "

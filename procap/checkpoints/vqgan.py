@@ -24,15 +24,19 @@ MOST_CODES = 2**15
 
 
 def import_vqgan(
-    path: Path, image_size: int, precision: str = "float32", features: Literal["normalised", "raw"] = "normalised"
+    path: Path,
+    image_size: int,
+    precision: str = "float32",
+    features: Literal["normalised", "raw"] = "normalised",
+    colours: int = 0,
 ) -> VQGAN:
     """The network in a Lightning file (key ``state_dict``) or a safetensors file, for pictures of this side.
 
     ``path`` may be a folder that `procap import-weights` wrote. The sizes follow from the tensors' shapes;
-    ``precision`` and ``features`` are ``VQGANConfig``'s. Raises BadInput for a file that is no checkpoint, and for
-    keys that are missing, unknown or of another shape.
+    ``precision``, ``features`` and ``colours`` are ``VQGANConfig``'s. Raises BadInput for a file that is no checkpoint,
+    and for keys that are missing, unknown or of another shape.
     """
-    return vqgan_from_state(open_vqgan(path), image_size, precision=precision, features=features)
+    return vqgan_from_state(open_vqgan(path), image_size, precision=precision, features=features, colours=colours)
 
 
 def import_as_trained(path: Path) -> VQGAN:

@@ -28,11 +28,18 @@ class VQGANConfig:
     """Of products when frozen frames are encoded: float32 or bfloat16."""
     features: Literal["normalised", "raw"] = "normalised"
     """What features show: the picture in [-1, 1], as tokens do (ours, paper), or in [0, 1] (reference)."""
+    colours: int = 0
+    """Beside the encoder's output a feature has the mean colours of ``colours`` x ``colours`` parts of its patch."""
 
     @property
     def grid(self) -> int:
         """Tokens per side."""
         return self.image_size // 2 ** (len(self.multipliers) - 1)
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of a feature."""
+        return self.code_width + 3 * self.colours**2
 
 
 class VQGAN(nn.Module):
@@ -67,9 +74,17 @@ class VQGAN(nn.Module):
         """Features of pictures in [0, 1], before ``quant_conv``."""
         return self.encoder(2 * pictures - 1)
 
-    def features(self, encoded: Float[Tensor, "b c h2 w2"]) -> Float[Tensor, "b n c"]:
-        """``encode``'s result as a sequence, row by row."""
-        return rearrange(encoded, "b c h w -> b (h w) c")
+    def features(self, encoded: Float[Tensor, "b c h2 w2"], pictures: Pictures) -> Float[Tensor, "b n c2"]:
+        """``encode``'s result as a sequence, row by row, and beside it the mean colours in [-1, 1] (our formulation).
+
+        A tokenizer of few updates draws the right shapes in pale colours, and its features hardly tell colours apart.
+        """
+        found, parts = rearrange(encoded, "b c h w -> b (h w) c"), self.config.colours
+        if not parts:
+            return found
+        means = F.adaptive_avg_pool2d(2 * pictures - 1, parts * self.config.grid).to(found.dtype)
+        beside = rearrange(means, "b c (h i) (w j) -> b (h w) (c i j)", i=parts, j=parts)
+        return torch.cat([found, beside], dim=-1)
 
     def tokens(self, encoded: Float[Tensor, "b c h2 w2"]) -> Int[Tensor, "b n"]:
         """Index of the nearest code at each place of ``encode``'s result."""
@@ -106,7 +121,7 @@ def encode_pictures(vqgan: VQGAN, pictures: Pictures) -> tuple[Float[Tensor, "b 
         tokens = vqgan.tokens(encoded)
         if vqgan.config.features == "raw":
             encoded = vqgan.encoder(pictures)
-    return vqgan.features(encoded).half(), tokens
+    return vqgan.features(encoded.float(), pictures).half(), tokens
 
 
 @torch.no_grad()
@@ -115,7 +130,7 @@ def frame_features(vqgan: VQGAN, frames: UInt8[np.ndarray, "b h w 3"], device: t
     pictures = _pictures(frames, device)
     with _precision(vqgan, pictures):
         encoded = vqgan.encoder(pictures) if vqgan.config.features == "raw" else vqgan.encode(pictures)
-    return vqgan.features(encoded).half()
+    return vqgan.features(encoded.float(), pictures).half()
 
 
 def _pictures(frames: UInt8[np.ndarray, "b h w 3"], device: torch.device) -> Pictures:

@@ -10,6 +10,7 @@ from procap.config import Caption, Params, Pretrain
 from procap.datasets.pairs import Pairs
 from procap.datasets.vocabulary import Vocabulary
 from procap.models.procedure_encoder import EncoderConfig
+from procap.models.vqgan import VQGANConfig
 from procap.training.loop import Plan
 
 
@@ -20,12 +21,13 @@ def read_vocabulary(data: Path) -> Vocabulary:
 
 def encoder_config(params: Params, data: Path, vocabulary: Vocabulary, frames: int) -> EncoderConfig:
     """Sizes of the procedure encoder: chosen ones from params, the others from the tokenizer and the words."""
-    tokenizer = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
+    sizes = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
+    tokenizer = VQGANConfig(**sizes | {"multipliers": tuple(sizes["multipliers"])})
     return EncoderConfig(
         frames=frames,
-        grid=tokenizer["image_size"] // 2 ** (len(tokenizer["multipliers"]) - 1),
-        feature_width=tokenizer["code_width"],
-        codes=tokenizer["codes"],
+        grid=tokenizer.grid,
+        feature_width=tokenizer.feature_width,
+        codes=tokenizer.codes,
         vocabulary=len(vocabulary),
         words=vocabulary.length,
         width=params.pretrain.width,

@@ -41,7 +41,7 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
     pairs, inner = Pairs.read(data / "prepare").split("train", "val"), Shards(data / "interpolate" / "frames", "frames")
     kept = np.load(data / "sample" / "kept.npy")
     sequences = np.pad(kept, ((0, 0), (0, 0), (1, 1)), constant_values=((0, 0), (0, 0), (0, inner.shape[1] + 1)))
-    width, n = vqgan.config.code_width, vqgan.config.grid**2
+    width, n = vqgan.config.feature_width, vqgan.config.grid**2
     frames, draws = inner.shape[1] + 2, len(kept)
     size = max(1, params.tokenize.batch // frames)
     starts = range(0, len(pairs), size)

@@ -35,7 +35,8 @@ def run(params: Params, data: Path, *, report: Report = silent) -> None:
         from procap.checkpoints.vqgan import import_vqgan
 
         vqgan = import_vqgan(
-            Path(settings.checkpoint), params.prepare.image_size, settings.precision, settings.features
+            Path(settings.checkpoint), params.prepare.image_size,
+            settings.precision, settings.features, settings.colours,
         )
         vqgan = vqgan.to(runtime.device)
         state, progress = None, Progress()
@@ -87,7 +88,7 @@ def _train(params: Params, data: Path, state: Path, runtime: Runtime, report: Re
     settings = params.tokenizer
     config = VQGANConfig(
         settings.channels, settings.multipliers, settings.blocks, settings.codes, settings.code_width,
-        params.prepare.image_size, settings.precision, settings.features,
+        params.prepare.image_size, settings.precision, settings.features, settings.colours,
     )  # fmt: skip
     generator = torch_generator(params.seed, "tokenizer")
     vqgan = build(lambda: VQGAN(config), generator).to(runtime.device)

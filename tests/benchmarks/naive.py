@@ -61,7 +61,7 @@ def features(vqgan: VQGAN, pictures: Tensor) -> Tensor:
     """(b, t, n, c) of pictures (b, t, 3, h, w), rounded as a cache rounds them."""
     flat = pictures.flatten(0, 1)
     encoded = vqgan.encoder(flat) if vqgan.config.features == "raw" else vqgan.encode(flat)
-    return vqgan.features(encoded).half().float().unflatten(0, pictures.shape[:2])
+    return vqgan.features(encoded, flat).half().float().unflatten(0, pictures.shape[:2])
 
 
 def stage_1(

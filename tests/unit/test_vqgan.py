@@ -25,7 +25,7 @@ def test_tokens_are_the_nearest_codes_row_by_row():
     encoded = vqgan.encode(pictures(2))
     assert encoded.shape == (2, 8, 4, 4)
     codes, book = vqgan.quant_conv(encoded), vqgan.quantize.embedding.weight
-    tokens, features = vqgan.tokens(encoded), vqgan.features(encoded)
+    tokens, features = vqgan.tokens(encoded), vqgan.features(encoded, pictures(2))
     for pair in range(2):
         for row in range(4):
             for column in range(4):
@@ -51,14 +51,28 @@ def test_frames_as_bytes_are_encoded_as_pictures():
     vqgan, device = small_vqgan(), torch.device("cpu")
     frames = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     features, tokens = encode_frames(vqgan, frames, device)
-    encoded = vqgan.encode(torch.from_numpy(frames).permute(0, 3, 1, 2) / 255)
+    shown = torch.from_numpy(frames).permute(0, 3, 1, 2) / 255
+    encoded = vqgan.encode(shown)
     assert features.dtype == torch.float16
-    assert torch.equal(features, vqgan.features(encoded).half())
+    assert torch.equal(features, vqgan.features(encoded, shown).half())
     assert torch.equal(tokens, vqgan.tokens(encoded))
     vqgan.config = replace(VQGAN_CONFIG, precision="bfloat16")
     rough, _ = encode_frames(vqgan, frames, device)
     assert not torch.equal(rough, features)
     assert torch.allclose(rough.float(), features.float(), atol=0.1)
+
+
+def test_mean_colours_of_a_patchs_parts_stand_beside_its_feature():
+    vqgan, device = small_vqgan(), torch.device("cpu")
+    frames = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    plain, _ = encode_frames(vqgan, frames, device)
+    vqgan.config = replace(VQGAN_CONFIG, colours=2)
+    found, _ = encode_frames(vqgan, frames, device)
+    assert found.shape == (2, 16, VQGAN_CONFIG.code_width + 12) == (2, 16, vqgan.config.feature_width)
+    assert torch.equal(found[..., :8], plain)
+    patch = frames[1, 8:16, 16:24] / 127.5 - 1  # row 1, column 2 of the grid: place 6
+    expected = [patch[4 * i : 4 * i + 4, 4 * j : 4 * j + 4, c].mean() for c in range(3) for i in (0, 1) for j in (0, 1)]
+    assert np.allclose(found[1, 6, 8:].numpy(), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("shown", ["normalised", "raw"])
@@ -69,7 +83,7 @@ def test_what_features_show_says_nothing_of_tokens(shown):
     features, tokens = encode_frames(vqgan, frames, device)
     picture = torch.from_numpy(frames).permute(0, 3, 1, 2) / 255
     seen = vqgan.encoder(picture if shown == "raw" else 2 * picture - 1)
-    assert torch.equal(features, vqgan.features(seen).half())
+    assert torch.equal(features, vqgan.features(seen, picture).half())
     assert torch.equal(frame_features(vqgan, frames, device), features)
     assert torch.equal(tokens, vqgan.tokens(vqgan.encode(picture)))
 
