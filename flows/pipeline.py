@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from flows import locks
 from flows.presets import apply_overrides
 from flows.process import child_environment, stream
-from flows.results import read_scores
+from flows.results import SHOWN, read_scores
 from flows.stage import ON_ACCELERATOR
 from flows.store import connect, show_uri, tracking_uri, workspace_lock
 from flows.watching import watch
@@ -136,7 +136,8 @@ def _show_results(root: Path, flow_run: str) -> None:
     from prefect.artifacts import create_link_artifact, create_table_artifact
 
     if scores := read_scores(root):
-        create_table_artifact([{"captioner": name, **row} for name, row in scores.items()], key="scores")
+        rows = [{"captioner": name} | {key: of[key] for key in SHOWN if key in of} for name, of in scores.items()]
+        create_table_artifact(rows, key="scores")
     client = connect(root)
     for experiment in client.search_experiments(filter_string="name LIKE 'procap/%'"):
         query = f"tags.`procap.rebuild` = '{flow_run}'"

@@ -1,7 +1,7 @@
 """What came out: scores of the test split and registered versions, as tables to read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,13 @@ from rich.markup import escape
 
 from procap.evaluation.comparison import Comparison
 from procap.evaluation.comparison_page import texts
+from procap.evaluation.metrics import SCALE
 from procap.evaluation.quality import Finding
 
 SHOWN = (
     "change_accuracy",
     "change_type_accuracy",
+    "referring_accuracy",
     "BLEU-1",
     "BLEU-2",
     "BLEU-3",
@@ -22,21 +24,23 @@ SHOWN = (
     "ROUGE-L",
     "CIDEr",
     "SPICE",
+    "scene_graph_f1",
+    "sentence_similarity",
 )
 
 COMPARED = ("change_accuracy", "change_type_accuracy", "METEOR", "CIDEr")
 
 
-def read_scores(root: Path) -> dict[str, dict[str, float]]:
-    """{captioner: {metric: value}} of ``data/evaluate``; metrics that were skipped are absent."""
+def read_scores(root: Path) -> dict[str, dict[str, Any]]:
+    """{captioner: metrics.json} of ``data/evaluate``; metrics that were skipped are absent."""
     paths = sorted((root / "data" / "evaluate").glob("*/metrics.json"))
     return {path.parent.name: read_folder(path.parent) for path in paths}
 
 
-def read_folder(folder: Path) -> dict[str, float]:
-    """{metric: value} of one evaluation."""
-    scores = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return {name: scores[name] for name in SHOWN if name in scores}
+def read_folder(folder: Path) -> dict[str, Any]:
+    """``metrics.json`` of one evaluation."""
+    scores: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return scores
 
 
 def read_versions(root: Path) -> list[dict[str, Any]]:
@@ -51,16 +55,14 @@ def skipped_metrics(root: Path) -> dict[str, str]:
     return {k: v for path in paths for k, v in json.loads(path.read_text(encoding="utf-8")).get("skipped", {}).items()}
 
 
-def scores_table(scores: dict[str, dict[str, float]]) -> Any:
-    """A rich table with a row per metric and a column per captioner; the better value is bold."""
+def scores_table(scores: dict[str, dict[str, Any]]) -> Any:
+    """A rich table with a row per metric and a column per captioner, 95 % intervals in brackets."""
     from rich.table import Table
 
-    table = Table("metric", *scores, title="Test split")
+    table = Table("metric", *scores, title="Test split", caption=SCALE)
     for name in SHOWN:
-        values = [scores[captioner].get(name) for captioner in scores]
-        known = [value for value in values if value is not None]
-        if known:
-            table.add_row(name, *(_cell(name, value, max(known)) for value in values))
+        if any(name in one for one in scores.values()):
+            table.add_row(name, *(_cell(name, one) for one in scores.values()))
     return table
 
 
@@ -106,8 +108,11 @@ def comparison_table(comparison: Comparison, base: str) -> Any:
     return table
 
 
-def _cell(name: str, value: float | None, best: float) -> str:
-    if value is None:
+def _cell(name: str, scores: Mapping[str, Any]) -> str:
+    if name not in scores:
         return "-"
-    text = f"{100 * value:.1f} %" if name.endswith("accuracy") else f"{value:.2f}"
-    return f"[bold]{text}[/bold]" if value == best else text
+    share = name.endswith("accuracy")
+    scale, unit = (100, " %") if share else (1, "")
+    bounds = [f"{scale * bound:.1f}" for bound in scores.get(f"{name}_interval", ())]
+    text = f"{100 * scores[name]:.1f}{unit}" if share else f"{scores[name]:.2f}"
+    return text + (escape(f" [{', '.join(bounds)}]") if bounds else "")

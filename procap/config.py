@@ -416,6 +416,9 @@ class Evaluate(Section):
     )
     batch: Count
     pictures: Annotated[int, Field(ge=0)] = Field(description="test pairs shown on the page")
+    sentence_model: str | None = Field(
+        description="folder of a model for sentence_similarity; null: the installed one, if there is one"
+    )
 
 
 class Register(Section):

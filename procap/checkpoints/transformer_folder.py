@@ -65,12 +65,12 @@ class TextTower(nn.Module):
 
 def load_image_tower(folder: Path, device: torch.device, key: str) -> ImageTower:
     """A ViT (its class token) or the image side of a CLIP; ``key`` is named in complaints. Raises BadInput."""
-    return _image_tower(folder, _load(folder, "AutoModel", key), key).to(device)
+    return _image_tower(folder, load_pretrained(folder, "AutoModel", key), key).to(device)
 
 
 def load_both_towers(folder: Path, device: torch.device, key: str) -> tuple[ImageTower, TextTower]:
     """Both sides of a CLIP-type checkpoint, its tokenizer included. Raises BadInput."""
-    net = _load(folder, "AutoModel", key)
+    net = load_pretrained(folder, "AutoModel", key)
     if not (hasattr(net, "get_text_features") and hasattr(net, "get_image_features")):
         raise BadInput(
             f"a {type(net).__name__} has no text side",
@@ -78,7 +78,7 @@ def load_both_towers(folder: Path, device: torch.device, key: str) -> tuple[Imag
             expected="a checkpoint of pictures and text, such as CLIP",
             do=f"name another folder, or set {key}: null to train a small two-tower model here",
         )
-    tokenizer = _load(folder, "AutoTokenizer", key)
+    tokenizer = load_pretrained(folder, "AutoTokenizer", key)
     return _image_tower(folder, net, key).to(device), TextTower(net, tokenizer).to(device)
 
 
@@ -99,7 +99,8 @@ def _image_tower(folder: Path, net: Any, key: str) -> ImageTower:
     return ImageTower(net, config.image_size, mean, deviation)
 
 
-def _load(folder: Path, kind: str, key: str) -> Any:
+def load_pretrained(folder: Path, kind: str, key: str) -> Any:
+    """What transformers' class ``kind`` reads from a folder; ``key`` is named in complaints. Raises BadInput."""
     try:
         import transformers
     except ImportError as error:

@@ -9,15 +9,16 @@ from jaxtyping import Float
 
 from procap.datasets.pairs import CHANGE_TYPES
 from procap.errors import BadInput
-from procap.evaluation.bootstrap import difference_interval
+from procap.evaluation.bootstrap import difference_interval, interval
 from procap.evaluation.metrics import NAMES
-from procap.evaluation.scores import TYPES
+from procap.evaluation.scores import MEANS, TYPES
 
-ACCURACIES = {"change_accuracy": "change_right", "change_type_accuracy": "type_right"}
+ACCURACIES = {
+    "change_accuracy": "change_right",
+    "change_type_accuracy": "type_right",
+    "referring_accuracy": "referring_right",
+}
 """Shares in [0, 1], and what of a prediction each is the mean of."""
-
-MEANS = ("ROUGE-L", "CIDEr", "SPICE")
-"""Caption metrics that are means over pairs; BLEU and METEOR are not, so no interval is given for them."""
 
 MEASURES = (*ACCURACIES, *NAMES)
 SEED = 0
@@ -84,10 +85,18 @@ def compare(systems: Sequence[System], base: str) -> Comparison:
     }
 
 
-def per_type(system: System) -> dict[str, float]:
-    """Share of the pairs of each change type that is right, over all trainings."""
-    tables = [table["per_type"] for table in system.metrics]
-    return {kind: float(np.mean([table[kind]["accuracy"] for table in tables])) for kind in TYPES if kind in tables[0]}
+def per_type(system: System) -> dict[str, tuple[float, float, float]]:
+    """Share of the pairs of each change type that is right, mean over trainings, and its 95 % bounds over pairs."""
+    first = system.predictions[0]
+    shares = {}
+    for kind in TYPES:
+        names = [name for name, told in first.items() if told["change_type"] == kind]
+        if names:
+            right = [[float(told[name]["type_right"]) for name in names] for told in system.predictions]
+            groups = np.unique([first[name]["group"] for name in names], return_inverse=True)[1]
+            bounds = interval(np.mean(right, axis=0), generator=np.random.default_rng(SEED), clusters=groups)
+            shares[kind] = (float(np.mean(right)), *bounds)
+    return shares
 
 
 def telling_pairs(systems: Sequence[System], count: int) -> list[str]:
@@ -127,6 +136,7 @@ def _cell(metric: str, system: System, base: System) -> Cell:
         name
         for name, told in base.predictions[0].items()
         if metric != "change_type_accuracy" or told["change_type"] in CHANGE_TYPES
+        if metric != "referring_accuracy" or told["referring_right"] is not None
     ]
     groups = np.unique([base.predictions[0][name]["group"] for name in names], return_inverse=True)[1]
     interval = difference_interval(

@@ -11,10 +11,15 @@ from jaxtyping import UInt8
 
 from procap.evaluation.comparison import ACCURACIES, MEASURES, Cell, Comparison, System, per_type
 from procap.evaluation.embedded import picture
+from procap.evaluation.metrics import SCALE
 from procap.evaluation.page_template import STYLE
 
-SHOWN = ("change_accuracy", "change_type_accuracy", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
-LABELS = {"change_accuracy": "change / none, %", "change_type_accuracy": "change type, %"}
+SHOWN = (*ACCURACIES, "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE", "scene_graph_f1", "sentence_similarity")
+LABELS = {
+    "change_accuracy": "change / none, %",
+    "change_type_accuracy": "change type, %",
+    "referring_accuracy": "right object, %",
+}
 
 Curve = Sequence[tuple[int, float]]
 """(update, CIDEr on the validation split)"""
@@ -194,7 +199,7 @@ EXPLAINED = (
     "Means over the trainings of a row, ± their standard deviation. Below: the difference from {base}, with 95 % "
     "bounds of a paired bootstrap (10,000 draws of test pairs, those that share a picture together, and of trainings). "
     "A difference is called one only where its interval excludes zero: marked *. "
-    "Caption scores are x100; BLEU and METEOR are not means over pairs and have no interval."
+    f"{SCALE} BLEU and METEOR are not means over pairs and have no interval."
 )
 
 TEMPLATE = (
@@ -262,8 +267,9 @@ TEMPLATE = (
 {% for kind in kinds %}
 <td><div style="display: flex; align-items: center; gap: .4rem"><span class="track" style="min-width: 3rem">
 <i class="fill" style="display: block; height: .7rem; border-radius: 3px; background: rgba(var(--blue), .8);
- width: {{ "%.1f"|format(100 * shares[kind]) }}%"></i></span>
-<span>{{ "%.0f"|format(100 * shares[kind]) }} %</span></div></td>
+ width: {{ "%.1f"|format(100 * shares[kind][0]) }}%"></i></span>
+<span>{{ "%.0f"|format(100 * shares[kind][0]) }} %</span></div>
+<small class="soft">[{{ "%.0f, %.0f"|format(100 * shares[kind][1], 100 * shares[kind][2]) }}]</small></td>
 {% endfor %}
 </tr>
 {% endfor %}

@@ -3,9 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from procap.evaluation.metrics import NAMES
+from procap.evaluation.metrics import NAMES, SCALE
 
-ACCURACIES = {"change_accuracy": "change or not", "change_type_accuracy": "type of change"}
+ACCURACIES = {
+    "change_accuracy": "change or not",
+    "change_type_accuracy": "type of change",
+    "referring_accuracy": "points at the right object",
+}
 
 
 def model_card(
@@ -61,12 +65,17 @@ def _scores(metrics: Mapping[str, Any]) -> str:
         rows.append((key, f"{metrics[key]:.1f}", f"[{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else ""))
     skipped = "".join(f"\n- {key} left out: {why}" for key, why in sorted(metrics.get("skipped", {}).items()))
     head = f"## Scores\n\n{metrics['pairs']} pairs of the test split, which nothing was chosen on.\n\n"
-    return head + _table(("metric", "score", "95 %"), rows) + (f"\n{skipped}" if skipped else "")
+    return head + _table(("metric", "score", "95 %"), rows) + f"\n\n{SCALE}" + (f"\n{skipped}" if skipped else "")
 
 
 def _types(metrics: Mapping[str, Any]) -> str:
-    rows = [(kind, str(of["count"]), f"{100 * of['accuracy']:.1f} %") for kind, of in metrics["per_type"].items()]
-    return "By change type (right about the type):\n\n" + _table(("type", "pairs", "right"), rows)
+    rows = []
+    for kind, of in metrics["per_type"].items():
+        low, high = of["accuracy_interval"]
+        rows.append(
+            (kind, str(of["count"]), f"{100 * of['accuracy']:.1f} %", f"[{100 * low:.1f}, {100 * high:.1f}]")
+        )
+    return "By change type (right about the type):\n\n" + _table(("type", "pairs", "right", "95 %"), rows)
 
 
 def _validation(report: Mapping[str, Any] | None) -> str:

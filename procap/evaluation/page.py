@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from procap.captioners.explanation import Explanation
 from procap.datasets.pairs import UNKNOWN_CHANGE
 from procap.evaluation.explained import explained
-from procap.evaluation.metrics import NAMES
+from procap.evaluation.metrics import NAMES, SCALE
 from procap.evaluation.page_template import TEMPLATE
 from procap.evaluation.scores import TYPES, Told
 
@@ -31,6 +31,7 @@ class Example:
     why: Explanation | None
 
 
+LABELS = {"scene_graph_f1": "scene graph F1", "sentence_similarity": "similarity"}
 GALLERIES = {
     "Best": "The types in turn, of each the pair whose sentence is nearest to its references.",
     "Worst": "The types in turn, of each the pair whose sentence is furthest from its references.",
@@ -82,7 +83,9 @@ def page(
         selection=selection,
         pairs=table["pairs"],
         tiles=_tiles(table),
+        scale=SCALE,
         types=_types(table),
+        referring=_referring(table),
         confusion=_confusion(confusion),
         skipped=sorted(table["skipped"].items()),
         galleries=[
@@ -95,7 +98,11 @@ def page(
 def _tiles(table: Mapping[str, Any]) -> list[dict[str, str]]:
     """The numbers in large type, with their bootstrap bounds where there are any."""
     tiles = []
-    for key, label in (("change_accuracy", "change / none"), ("change_type_accuracy", "change type")):
+    for key, label in (
+        ("change_accuracy", "change / none"),
+        ("change_type_accuracy", "change type"),
+        ("referring_accuracy", "right object"),
+    ):
         if key in table:
             low, high = (f"{100 * bound:.1f}" for bound in table[f"{key}_interval"])
             tiles.append({"label": label, "value": f"{100 * table[key]:.1f} %", "bounds": f"{low} – {high}"})
@@ -103,7 +110,7 @@ def _tiles(table: Mapping[str, Any]) -> list[dict[str, str]]:
         if name in table:
             bounds = table.get(f"{name}_interval")
             text = f"{bounds[0]:.1f} – {bounds[1]:.1f}" if bounds else ""
-            tiles.append({"label": name, "value": f"{table[name]:.1f}", "bounds": text})
+            tiles.append({"label": LABELS.get(name, name), "value": f"{table[name]:.1f}", "bounds": text})
     return tiles
 
 
@@ -113,11 +120,22 @@ def _types(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     most = max((row.get("CIDEr", 0) for row in of.values()), default=0) or 1
     rows = []
     for kind, row in of.items():
-        bars = [{"text": f"{100 * row['accuracy']:.0f} %", "width": f"{100 * row['accuracy']:.1f}"}]
+        low, high = (f"{100 * bound:.0f}" for bound in row["accuracy_interval"])
+        text = f"{100 * row['accuracy']:.0f} % [{low}, {high}]"
+        bars = [{"text": text, "width": f"{100 * row['accuracy']:.1f}"}]
         if "CIDEr" in row:
             bars.append({"text": f"{row['CIDEr']:.1f}", "width": f"{100 * row['CIDEr'] / most:.1f}"})
         rows.append({"name": kind, "count": row["count"], "bars": bars})
     return rows
+
+
+def _referring(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row per part of what sentences say of a changed object: how many say it, how often it is true."""
+    return [
+        {"name": "new colour or material" if name == "becomes" else name, "count": of["count"],
+         "text": f"{100 * of['accuracy']:.0f} %", "width": f"{100 * of['accuracy']:.1f}"}
+        for name, of in table.get("referring", {}).items()
+    ]  # fmt: skip
 
 
 def _confusion(counts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ TEMPLATE = (
 <span>{{ tile.bounds or "&nbsp;"|safe }}</span></div>
 {% endfor %}
 </div>
-<p class="soft">Small print under a number: 95 % bootstrap bounds. Caption scores are times 100.</p>
+<p class="soft">Small print under a number, and in brackets: 95 % bootstrap bounds. {{ scale }}</p>
 
 <div class="panels">
 <section class="panel">
@@ -109,6 +109,19 @@ TEMPLATE = (
 {% endfor %}
 </table>
 </section>
+{% if referring %}
+<section class="panel">
+<h2>What it says of the object that changed</h2>
+<table>
+<tr><th></th><th class="number">sentences that say it</th><th>true</th></tr>
+{% for part in referring %}
+<tr><td>{{ part.name }}</td><td class="number">{{ part.count }}</td>
+<td class="bar"><div>
+<span class="track"><i style="width: {{ part.width }}%"></i></span><span>{{ part.text }}</span></div></td></tr>
+{% endfor %}
+</table>
+</section>
+{% endif %}
 </div>
 {% if skipped %}
 

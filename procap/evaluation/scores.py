@@ -9,8 +9,13 @@ import numpy as np
 from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE
 from procap.evaluation.bootstrap import interval
 from procap.evaluation.change_words import change_type, says_change
+from procap.evaluation.java import Meteor
 from procap.evaluation.metrics import NAMES, Scores, score
+from procap.evaluation.referring import PARTS, Referred
+from procap.evaluation.similarity import Embed
 
+MEANS = ("CIDEr", "ROUGE-L", "SPICE", "scene_graph_f1", "sentence_similarity")
+"""Caption metrics that are means over pairs; BLEU and METEOR are not, so no interval is given for them."""
 TYPES = (*CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE)
 
 
@@ -25,6 +30,8 @@ class Told:
     sentence: str
     probability: float
     references: tuple[str, ...]
+    referred: Referred | None = None
+    """How well it points at what changed; None where nothing did, or the true scenes are not known."""
 
     @property
     def parsed(self) -> str:
@@ -42,12 +49,14 @@ class Told:
         return self.detected if self.actual == UNKNOWN_CHANGE else self.parsed == self.actual
 
 
-def score_all(told: Sequence[Told]) -> Scores:
+def score_all(told: Sequence[Told], *, embed: Embed | None = None, meteor: Meteor | None = None) -> Scores:
     """Caption metrics of the pairs, with groups ``changed``, ``unchanged`` and one per change type that occurs."""
     return score(
         {one.id: one.sentence for one in told},
         {one.id: one.references for one in told},
         groups={name: [one.id for one in members] for name, members in _groups(told).items()},
+        embed=embed,
+        meteor=meteor,
     )
 
 
@@ -57,6 +66,8 @@ def summary(told: Sequence[Told], scores: Scores, *, generator: np.random.Genera
     change_accuracy       share of all pairs whose sentence is right about change or no change
     change_type_accuracy  share of the changed pairs of a known type whose sentence states that type; one that says
                           "no change" or cannot be parsed is wrong
+    referring_accuracy    share of the changed pairs of known scenes whose sentence points at what changed and nothing
+                          else; ``referring``: of PARTS, how many sentences say one, and how often it is true
     ..._interval          95 % bootstrap bounds, pairs that share a picture drawn together
     per_type, changed, unchanged   the metrics of that group, its count, and as ``accuracy`` the share that is right:
                           about the type in per_type, about change or no change in the other two
@@ -72,30 +83,54 @@ def summary(told: Sequence[Told], scores: Scores, *, generator: np.random.Genera
         table["change_type_accuracy_interval"] = _interval(typed, [one.right for one in typed], generator)
     else:
         skipped["change_type_accuracy"] = "no pair of this split has a known change type"
-    if "CIDEr" in scores.pairs:
-        values = [scores.pairs["CIDEr"][one.id] for one in told]
-        table["CIDEr_interval"] = _interval(told, values, generator)
+    for name in (name for name in MEANS if name in scores.pairs):
+        values = [scores.pairs[name][one.id] for one in told]
+        table[f"{name}_interval"] = _interval(told, values, generator)
+    table |= _referring(told, generator, skipped)
     groups = _groups(told)
     for name in ("changed", "unchanged"):
         if name in groups:
             right = [one.detected for one in groups[name]]
-            table[name] = {"count": len(right), "accuracy": np.mean(right), **scores.groups[name]}
+            table[name] = _group(groups[name], right, scores.groups[name], generator)
     table["per_type"] = {
-        name: {"count": len(members), "accuracy": np.mean([one.right for one in members]), **scores.groups[name]}
+        name: _group(members, [one.right for one in members], scores.groups[name], generator)
         for name, members in groups.items()
         if name in TYPES
     }
     return rounded({**table, "skipped": skipped})
 
 
+def _group(
+    members: Sequence[Told], right: Sequence[bool], scores: Mapping[str, float], generator: np.random.Generator
+) -> dict[str, Any]:
+    accuracy = {"accuracy": np.mean(right), "accuracy_interval": _interval(members, right, generator)}
+    return {"count": len(members), **accuracy, **scores}
+
+
+def _referring(told: Sequence[Told], generator: np.random.Generator, skipped: dict[str, str]) -> dict[str, Any]:
+    known = [(one, one.referred) for one in told if one.referred is not None]
+    if not known:
+        skipped["referring_accuracy"] = "the true scenes are known of rendered pairs only"
+        return {}
+    right = [referred.right for _, referred in known]
+    parts = {name: [referred.parts[name] for _, referred in known if name in referred.parts] for name in PARTS}
+    return {
+        "referring_accuracy": np.mean(right),
+        "referring_accuracy_interval": _interval([one for one, _ in known], right, generator),
+        "referring": {
+            name: {"count": len(true), "accuracy": np.mean(true)} for name, true in parts.items() if true
+        },
+    }  # fmt: skip
+
+
 def type_rows(table: Mapping[str, Any]) -> list[list[Any]]:
     """``per_type.csv``: a heading, then a row per change type, in the order of TYPES."""
     names = [name for name in NAMES if name in table]
-    rows: list[list[Any]] = [["change_type", "count", "accuracy", *names]]
+    rows: list[list[Any]] = [["change_type", "count", "accuracy", "low", "high", *names]]
     for kind in TYPES:
         if kind in table["per_type"]:
             of = table["per_type"][kind]
-            rows.append([kind, of["count"], of["accuracy"], *(of[name] for name in names)])
+            rows.append([kind, of["count"], of["accuracy"], *of["accuracy_interval"], *(of[name] for name in names)])
     return rows
 
 
@@ -121,6 +156,7 @@ def predictions(told: Sequence[Told], scores: Scores) -> dict[str, dict[str, Any
             "parsed": one.parsed,
             "change_right": one.detected,
             "type_right": one.right,
+            "referring_right": None if one.referred is None else one.referred.right,
             "scores": rounded({metric: pairs[one.id] for metric, pairs in scores.pairs.items()}),
         }
         for one in told

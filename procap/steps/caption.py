@@ -15,7 +15,7 @@ from procap.config import Caption, Own, Params
 from procap.datasets.pairs import NO_CHANGE, Pairs
 from procap.datasets.shards import Shards
 from procap.datasets.vocabulary import PAD, Vocabulary, tokenize
-from procap.evaluation.metrics import cider
+from procap.evaluation.cider import cider
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
 from procap.models.procedure_encoder import ProcedureEncoder

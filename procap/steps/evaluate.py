@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 
 from procap.captioners import Decoding
 from procap.config import Params
-from procap.datasets.pairs import SHIFT, Pairs
+from procap.datasets.pairs import NO_CHANGE, SHIFT, Pairs
+from procap.datasets.true_procedure import read_true_pairs
 from procap.errors import BadInput
+from procap.evaluation.java import Meteor
 from procap.evaluation.metrics import Scores
 from procap.evaluation.page import Example, choose, page, sheet
+from procap.evaluation.referring import judge
 from procap.evaluation.scores import Told, confusion, flat, predictions, score_all, summary, type_rows
+from procap.evaluation.similarity import Embed
 from procap.files import atomic_folder, file_digest, write_json, write_text
 from procap.report import Report, silent
 
@@ -59,11 +64,14 @@ def evaluate_bundle(
     bundle = captioner.bundle
     told = _tell(params, pairs, bundle, runtime, report)
     report.note(f"scoring {len(told)} captions")
-    scores = score_all(told)
-    table = summary(told, scores, generator=np.random.default_rng(params.seed))
-    if len(shifted):
-        unlike = _tell(params, shifted, bundle, runtime, report)
-        table["shift"] = summary(unlike, score_all(unlike), generator=np.random.default_rng(params.seed))
+    embed = _encoder(params)
+    with Meteor() as meteor:
+        scores = score_all(told, embed=embed, meteor=meteor)
+        table = summary(told, scores, generator=np.random.default_rng(params.seed))
+        if len(shifted):
+            unlike = _tell(params, shifted, bundle, runtime, report)
+            found = score_all(unlike, embed=embed, meteor=meteor)
+            table["shift"] = summary(unlike, found, generator=np.random.default_rng(params.seed))
     selection, origin = (bundle.provenance.get(name) for name in ("selected_on", "pairs_sha256"))
     if selection == "test" and origin == file_digest(table_file):
         report.note("the weights were picked on these very pairs (caption.selection: test), the numbers flatter them")
@@ -98,10 +106,29 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
                 pairs.before(rows), pairs.after(rows), decoding=_decoding(params)
             )
     columns = (pairs.table[name] for name in ("id", "group", "change_type", "captions"))
-    return [
+    told = [
         Told(str(name), str(group), str(kind), said.text, float(said.probability), tuple(map(str, references)))
         for said, name, group, kind, references in zip(captions, *columns, strict=True)
     ]
+    return _referred(told, pairs.folder / "scenes.jsonl")
+
+
+def _referred(told: list[Told], scenes: Path) -> list[Told]:
+    """With how well each sentence points at what changed, where the true scenes are there."""
+    if not scenes.exists():
+        return told
+    changed = [one for one in told if one.actual != NO_CHANGE]
+    true = dict(zip((one.id for one in changed), read_true_pairs(scenes, (one.id for one in changed)), strict=True))
+    return [replace(one, referred=judge(one.sentence, true[one.id])) if one.id in true else one for one in told]
+
+
+def _encoder(params: Params) -> Embed | None:
+    """The sentence model that params.yaml names, or the installed one."""
+    from procap.checkpoints.sentence_encoder import SentenceEncoder, installed_model
+
+    named = params.evaluate.sentence_model
+    folder = Path(named) if named is not None else installed_model()
+    return None if folder is None else SentenceEncoder(folder, "evaluate.sentence_model")
 
 
 def _decoding(params: Params) -> Decoding:

@@ -39,7 +39,10 @@ def metrics(predictions):
         "change_type_accuracy": np.mean(typed),
         "CIDEr": np.mean([one["scores"]["CIDEr"] for one in predictions.values()]),
         "BLEU-4": 40.0,
-        "per_type": {kind: {"count": len(of), "accuracy": np.mean(of)} for kind, of in right.items()},
+        "per_type": {
+            kind: {"count": len(of), "accuracy": np.mean(of), "accuracy_interval": [0.0, 1.0]}
+            for kind, of in right.items()
+        },
     }
 
 
@@ -110,7 +113,8 @@ def test_the_pairs_shown_are_those_on_which_they_differ_most():
     two["p001"]["scores"]["CIDEr"] = 30.0
     assert telling_pairs([system("a", [one]), system("b", [two])], 6) == ["p003", "p004", "p001"]
     assert telling_pairs([system("a", [one]), system("b", [two])], 1) == ["p003"]
-    assert per_type(system("b", [one, two]))["add"] == pytest.approx(0.25)
+    share, low, high = per_type(system("b", [one, two]))["add"]
+    assert (low, share, high) == (0, 0.25, 0.5), "two pairs, of which one is right in one of two trainings"
 
 
 def test_markdown_and_numbers_say_the_same(three):

@@ -21,6 +21,7 @@ from procap.steps import evaluate
 from procap.training.runtime import Runtime
 from tests.small import captioner_config, small_captioner, small_vqgan
 from tests.toy import CAPTIONS, toy_prepared
+from tests.unit.test_scene_graph import few_stories
 
 FILES = {"metrics.json", "per_type.csv", "confusion.csv", "predictions.json", "page.html"}
 SENTENCES = ["the red ball turned blue", "nothing has changed", "the ball is in another place", "the red ball moved"]
@@ -92,6 +93,13 @@ def no_java(monkeypatch):
     monkeypatch.setattr(java, "why_no_java", lambda: "there is no java in this test")
 
 
+@pytest.fixture(autouse=True)
+def no_installed_model(monkeypatch):
+    from procap.checkpoints import sentence_encoder
+
+    monkeypatch.setattr(sentence_encoder, "PACKAGE", "nobody_has_this_package")
+
+
 @pytest.fixture
 def bundled(monkeypatch, params):
     """Put a stub in the place of the trained bundle."""
@@ -127,11 +135,12 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     table = read(out)
     assert {path.name for path in out.iterdir()} == FILES == set(listener.files)
     assert set(table) == {
-        *("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "CIDEr_interval", "pairs", "skipped"),
+        *("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "scene_graph_f1", "pairs", "skipped"),
+        *("ROUGE-L_interval", "CIDEr_interval", "scene_graph_f1_interval"),
         *("change_accuracy", "change_accuracy_interval", "change_type_accuracy", "change_type_accuracy_interval"),
         *("changed", "unchanged", "per_type"),
     }
-    assert set(table["skipped"]) == {"METEOR", "SPICE", "PTBTokenizer"}
+    assert set(table["skipped"]) == {"METEOR", "SPICE", "PTBTokenizer", "sentence_similarity", "referring_accuracy"}
     assert any("METEOR" in note for note in listener.notes)
     assert listener.numbers["per_type/move/accuracy"] == table["per_type"]["move"]["accuracy"]
     assert listener.pictures == ["confusion.png", "best.png", "worst.png", "random.png"]
@@ -288,6 +297,73 @@ def test_with_java_meteor_is_there_for_all_and_for_each_group(data, params, bund
     bundled(cycle(len(opened(data))))
     evaluate.run(params, data, captioner="procap")
     table = read(data / "evaluate" / "procap")
-    assert set(table["skipped"]) <= {"SPICE"}
+    assert set(table["skipped"]) <= {"SPICE", "sentence_similarity", "referring_accuracy"}
     groups = [table, table["changed"], table["unchanged"], *table["per_type"].values()]
     assert all(0 < group["METEOR"] < 100 for group in groups)
+
+
+def test_what_it_points_at_is_judged_by_the_true_scenes(data, params, bundled, no_java, tmp_path):
+    table = toy_prepared(tmp_path / "prepare", pairs=80, side=16)
+    ids = list(table["id"])
+    with (tmp_path / "prepare" / "scenes.jsonl").open("w", encoding="utf-8") as file:
+        for number, story in enumerate(few_stories(40)):
+            line = {
+                "before": story.pair.before.describe(), "changed": story.pair.after.describe(),
+                "distractor": story.pair.before.describe(), "ids": ids[2 * number : 2 * number + 2],
+                "changes": [change.describe() for change in story.pair.changes],
+            }  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    said = {ids[2 * number]: story.captions[0] for number, story in enumerate(few_stories(40))}
+    test = Pairs.read(tmp_path / "prepare").split("test").table
+    changed = [name for name in test["id"] if name in said]
+    wrong = set(changed[::2])
+    listener = Listener()
+    bundled(["the car moved" if name in wrong else said.get(name, "nothing changed") for name in test["id"]])
+    evaluate.run(params, tmp_path, captioner="procap", report=listener)
+    found = read(tmp_path / "evaluate" / "procap")
+    assert found["referring_accuracy"] == pytest.approx(1 - len(wrong) / len(changed), abs=1e-6)
+    low, high = found["referring_accuracy_interval"]
+    assert 0 <= low < found["referring_accuracy"] < high <= 1
+    assert found["referring"]["shape"] == {"count": len(changed) - len(wrong), "accuracy": 1}
+    assert listener.numbers["referring/shape/accuracy"] == 1
+    told = json.loads((tmp_path / "evaluate" / "procap" / "predictions.json").read_text(encoding="utf-8"))
+    assert {name: one["referring_right"] for name, one in told.items()} == {
+        name: None if name not in said else name not in wrong for name in test["id"]
+    }
+    assert "What it says of the object that changed" in (tmp_path / "evaluate" / "procap" / "page.html").read_text()
+
+
+def test_a_named_sentence_model_is_used_and_a_folder_that_is_none_is_an_error(data, params, bundled, no_java, tmp_path):
+    def named(folder):
+        changed = params.evaluate.model_copy(update={"sentence_model": str(folder)})
+        return params.model_copy(update={"evaluate": changed})
+
+    small_sentence_model(tmp_path / "model")
+    pairs = opened(data)
+    bundled([captions[0] for captions in pairs.table["captions"]])
+    evaluate.run(named(tmp_path / "model"), data, captioner="static")
+    table = read(data / "evaluate" / "static")
+    assert table["sentence_similarity"] == pytest.approx(100, abs=1e-3)
+    assert "sentence_similarity" not in table["skipped"]
+    bundled(cycle(len(pairs)))
+    evaluate.run(named(tmp_path / "model"), data, captioner="static")
+    assert 0 <= read(data / "evaluate" / "static")["sentence_similarity"] < 100
+    bundled(cycle(len(pairs)))
+    with pytest.raises(BadInput, match="cannot be read as a pre-trained network") as caught:
+        evaluate.run(named(tmp_path), data, captioner="static")
+    assert "evaluate.sentence_model" in caught.value.where
+
+
+def small_sentence_model(folder: Path) -> None:
+    """An untrained BERT of one small layer, saved as transformers saves one."""
+    transformers = pytest.importorskip("transformers")
+    own = sorted({word for captions in CAPTIONS.values() for caption in captions for word in caption.split()})
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(folder)

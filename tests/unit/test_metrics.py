@@ -1,12 +1,16 @@
+import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
 
+import numpy as np
 import pytest
 
+from procap.errors import BadInput
 from procap.evaluation import java, metrics
-from procap.evaluation.metrics import cider, own_words, score
+from procap.evaluation.cider import cider
+from procap.evaluation.metrics import own_words, score
 
 needs_java = pytest.mark.skipif(java.why_no_java() is not None, reason="needs Java")
 NO_JAVA = "there is no java in this test"
@@ -24,6 +28,15 @@ PREDICTIONS = {f"p{n}": text for n, text in enumerate(SENTENCES * 2)}
 REFERENCES = {
     f"p{n}": [f"the {color} cube turned {COLORS[n % 3]}", f"the small {color} cube is {COLORS[n % 3]}.", *MORE[n % 3]]
     for n, color in enumerate(COLORS * 2)
+}
+STANDARD = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr")
+ODD = {
+    "empty": "",
+    "punctuation": "?! ...",
+    "unicode": "le café \u6771\u4eac \U0001f600 a\u0301\u200b\x00 moved",
+    "breaks": "the cube\r\nmoved\u2028to\x0b the left\n",
+    "bars": "the ||| cube ||| EVAL ||| moved",
+    "long": "the small red cube moved and " * 344 + "the end.",
 }
 GROUPS = {"few": ["p0", "p1", "p3"], "rest": ["p7", "p2", "p9", "p4"], "one": ["p5"]}
 
@@ -61,13 +74,22 @@ def part(group, of):
 @needs_java
 @pytest.mark.slow
 def test_it_says_what_pycocoevalcap_says_of_the_whole_and_of_a_group():
-    found = score(PREDICTIONS, REFERENCES, groups=GROUPS)
-    assert found.corpus == pytest.approx(plain(PREDICTIONS, REFERENCES), abs=1e-6)
+    with java.Meteor() as meteor:
+        found = score(PREDICTIONS, REFERENCES, groups=GROUPS, meteor=meteor)
+        process = meteor.process
+        again = score(PREDICTIONS, REFERENCES, meteor=meteor)
+        assert meteor.process is process is not None
+        assert process.poll() is None, "kept alive"
+    assert process.poll() is not None
+    assert again.corpus == found.corpus
+    assert {name: found.corpus[name] for name in STANDARD} == pytest.approx(
+        plain(PREDICTIONS, REFERENCES), abs=1e-6
+    )
     group = dict(found.groups["few"])
-    del group["CIDEr"]
+    del group["CIDEr"], group["scene_graph_f1"]
     group["CIDEr"] = group.pop("CIDEr-alone")
     assert group == pytest.approx(plain(part("few", PREDICTIONS), part("few", REFERENCES)), abs=1e-6)
-    assert set(found.skipped) <= {"SPICE"}
+    assert set(found.skipped) <= {"SPICE", "sentence_similarity"}
     assert set(found.pairs) == set(found.corpus)
     assert all(set(pairs) == set(PREDICTIONS) for pairs in found.pairs.values())
 
@@ -93,9 +115,102 @@ def test_own_words_are_the_ptb_tokenizers_words_on_captions_like_ours():
 
 def test_without_java_the_rest_is_there_and_the_missing_is_named(no_java):
     found = score(PREDICTIONS, REFERENCES, groups=GROUPS)
-    assert set(found.corpus) == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr"}
+    assert set(found.corpus) == {*STANDARD, "scene_graph_f1"} - {"METEOR"}
     assert all(NO_JAVA in found.skipped[name] for name in ("METEOR", "SPICE", "PTBTokenizer"))
     assert "METEOR" not in found.groups["few"]
+
+
+def odd():
+    """Odd sentences among usual ones, with usual references."""
+    references = {name: REFERENCES[f"p{n}"] for n, name in enumerate(ODD)}
+    return {**PREDICTIONS, **ODD}, {**REFERENCES, **references}
+
+
+@needs_java
+@pytest.mark.slow
+def test_odd_sentences_get_the_numbers_of_pycocoevalcap_and_move_no_others():
+    predictions, references = odd()
+    assert len(ODD["long"]) > 9_900
+    found = score(predictions, references)
+    # where pycocoevalcap itself can be used: its tokenizer is led astray by line breaks, its METEOR by bars
+    plainly = [name for name in predictions if name not in ("breaks", "bars", "unicode")]
+    usual = score({name: predictions[name] for name in plainly}, {name: references[name] for name in plainly})
+    assert {name: usual.corpus[name] for name in STANDARD} == pytest.approx(
+        plain({name: predictions[name] for name in plainly}, {name: references[name] for name in plainly}), abs=1e-6
+    )
+    for metric in ("ROUGE-L", "METEOR", "scene_graph_f1"):
+        for name in plainly:
+            assert found.pairs[metric][name] == pytest.approx(usual.pairs[metric][name], abs=1e-9)
+        assert all(0 <= value <= 100 for value in found.pairs[metric].values())
+    assert found.pairs["METEOR"]["empty"] == found.pairs["ROUGE-L"]["punctuation"] == 0
+    assert found.pairs["METEOR"]["breaks"] > 0
+
+
+def test_odd_sentences_are_scored_without_java(no_java):
+    predictions, references = odd()
+    found = score(predictions, references)
+    assert set(found.pairs["CIDEr"]) == set(predictions)
+    assert all(np.isfinite(value) for pairs in found.pairs.values() for value in pairs.values())
+    assert all(found.pairs[name]["empty"] == 0 for name in ("CIDEr", "ROUGE-L", "scene_graph_f1"))
+
+
+def test_spice_runs_where_its_jars_are_and_is_named_where_they_are_not(monkeypatch, tmp_path):
+    """A program stands in for Java; it checks what it is called with, and answers in SPICE's form."""
+    monkeypatch.setattr(java, "why_no_java", lambda: None)
+    monkeypatch.setattr(java, "ptb_lines", lambda captions: [own_words(caption) for caption in captions])
+    monkeypatch.setenv("SPICE_JARS", str(tmp_path))
+    found = score(PREDICTIONS, REFERENCES, metrics=["SPICE", "ROUGE-L"])
+    assert set(found.corpus) == {"ROUGE-L"}
+    assert "SPICE_JARS lacks stanford-corenlp-3.6.0.jar and" in found.skipped["SPICE"]
+    for name in java.MODELS:
+        (tmp_path / name).touch()
+    asked = []
+    real = subprocess.run
+
+    def run(command, **rest):
+        asked.append(command)
+        return real([sys.executable, "-c", SPICE, *command], **rest)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = score(PREDICTIONS, REFERENCES, metrics=["SPICE"])
+    path = asked[0][asked[0].index("-cp") + 1].split(os.pathsep)
+    assert {str(tmp_path / name) for name in java.MODELS} < set(path)
+    assert found.pairs["SPICE"]["p0"] == pytest.approx(100 * len(own_words(PREDICTIONS["p0"])) / 200)
+    assert found.pairs["SPICE"]["p2"] == 0, "SPICE says NaN of no words"
+    assert not found.skipped
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    with pytest.raises(BadInput, match="SPICE did not do its work: exit status 1") as caught:
+        score(PREDICTIONS, REFERENCES, metrics=["SPICE"])
+    assert "without its jars" in caught.value.do
+
+
+SPICE = """
+import json, sys
+question, answer = (sys.argv[sys.argv.index(name) + 1] for name in ("edu.anu.spice.SpiceScorer", "-out"))
+items = json.load(open(question))
+assert all(set(item) == {"image_id", "test", "refs"} for item in items)
+f = lambda text: len(text) / 200 if text else float("nan")
+found = [{"image_id": item["image_id"], "scores": {"All": {"f": f(item["test"])}}} for item in items]
+json.dump(found, open(answer, "w"))
+"""
+
+
+def test_similarity_is_the_cosine_to_the_nearest_reference(no_java):
+    vectors = {"a": [1.0, 0.0], "b": [0.6, 0.8], "c": [0.0, 1.0], "d": [-1.0, 0.0], "": [1.0, 0.0]}
+    asked = []
+
+    def embed(sentences):
+        asked.append(list(sentences))
+        return np.array([vectors[text] for text in sentences])
+
+    said, references = {"x": "a", "y": "a", "z": ""}, {"x": ["c", "b"], "y": ["d"], "z": ["a"]}
+    found = score(said, references, metrics=["sentence_similarity"], groups={"one": ["x"]}, embed=embed)
+    assert found.pairs["sentence_similarity"] == pytest.approx({"x": 60, "y": 0, "z": 0})
+    assert found.corpus["sentence_similarity"] == pytest.approx(20)
+    assert found.groups["one"]["sentence_similarity"] == pytest.approx(60)
+    assert [len(set(texts)) == len(texts) for texts in asked] == [True]
+    named = score(said, references, metrics=["sentence_similarity"]).skipped
+    assert "evaluate.sentence_model" in named["sentence_similarity"]
 
 
 def test_cider_without_java_is_the_same_number(no_java):
@@ -145,18 +260,36 @@ def stand_in(monkeypatch, code):
 
 def test_a_silent_meteor_is_given_up(monkeypatch):
     stand_in(monkeypatch, "import time; time.sleep(60)")
-    with java.Meteor(timeout=0.3) as meteor, pytest.raises(java.JavaFailed, match=r"within 0\.3 s"):
-        meteor.statistics("a", ["b"])
-    assert meteor.process.returncode is not None
+    with java.Meteor(timeout=0.3) as meteor:
+        process = meteor.start()
+        with pytest.raises(java.JavaFailed, match=r"within 0\.3 s"):
+            meteor.statistics("a", ["b"])
+    assert process.returncode is not None
 
 
-def test_a_meteor_that_dies_is_skipped_with_the_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print('1.0'); raise SystemExit(1)", "the process ended early"),
+        ("import time; time.sleep(60)", "no answer within"),
+    ],
+)
+def test_a_meteor_that_dies_or_hangs_is_an_error_that_says_what_to_do(monkeypatch, code, reason):
     monkeypatch.setattr(java, "why_no_java", lambda: None)
     monkeypatch.setattr(java, "ptb_lines", lambda captions: [own_words(caption) for caption in captions])
-    stand_in(monkeypatch, "print('1.0'); raise SystemExit(1)")
-    found = score(PREDICTIONS, REFERENCES, metrics=["METEOR", "ROUGE-L"])
-    assert set(found.corpus) == {"ROUGE-L"}
-    assert found.skipped == {"METEOR": "the process ended early"}
+    stand_in(monkeypatch, code)
+    complaint = pytest.raises(BadInput, match=f"METEOR did not do its work: {reason}")
+    with java.Meteor(timeout=0.3) as meteor, complaint as caught:
+        score(PREDICTIONS, REFERENCES, metrics=["METEOR", "ROUGE-L"], meteor=meteor)
+    assert "2 GB of memory" in caught.value.expected
+    assert "without `java` on PATH it is left out" in caught.value.do
+
+
+def test_a_killed_tokenizer_is_an_error_and_not_another_way_to_split(monkeypatch):
+    monkeypatch.setattr(java, "why_no_java", lambda: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -9, stdout=b""))
+    with pytest.raises(BadInput, match="the PTB tokenizer did not do its work: exit status -9"):
+        score(PREDICTIONS, REFERENCES, metrics=["ROUGE-L"])
 
 
 def test_a_tokenizer_that_loses_a_line_is_not_trusted(monkeypatch):

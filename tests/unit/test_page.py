@@ -28,7 +28,7 @@ TABLE = {
     "CIDEr_interval": [70.0, 99.0],
     "change_accuracy": 0.75,
     "change_accuracy_interval": [0.5, 0.875],
-    "per_type": {kind: {"count": 5, "accuracy": 0.4, "CIDEr": 20.0} for kind in SAYS},
+    "per_type": {kind: {"count": 5, "accuracy": 0.4, "accuracy_interval": [0.2, 0.6], "CIDEr": 20.0} for kind in SAYS},
     "skipped": {"METEOR": f"because {NASTY}"},
 }
 
@@ -128,9 +128,10 @@ def test_the_verdict(number, verdict):
 def test_numbers_come_from_the_table_and_without_metrics_it_still_works():
     _, outline = shown([])
     assert {"88.3", "88.2"} & set(outline.words)
-    assert {"75.0 %", "50.0 – 87.5", "70.0 – 99.0", "40 %"} <= set(outline.words)
+    assert {"75.0 %", "50.0 – 87.5", "70.0 – 99.0", "40 % [20, 60]"} <= set(outline.words)
     bare = {"pairs": 2, "change_accuracy": 1.0, "change_accuracy_interval": [1.0, 1.0], "skipped": {}}
-    _, outline = shown([], table={**bare, "per_type": {NO_CHANGE: {"count": 2, "accuracy": 1.0}}})
+    none = {"count": 2, "accuracy": 1.0, "accuracy_interval": [1.0, 1.0]}
+    _, outline = shown([], table={**bare, "per_type": {NO_CHANGE: none}})
     assert "100.0 %" in outline.words
 
 
