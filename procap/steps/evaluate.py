@@ -133,7 +133,7 @@ def _encoder(params: Params) -> Embed | None:
 
 def _decoding(params: Params) -> Decoding:
     settings = params.evaluate
-    return Decoding(**settings.model_dump(exclude={"batch", "pictures"}))
+    return Decoding(**settings.model_dump(exclude={"batch", "pictures", "sentence_model"}))
 
 
 def _galleries(
