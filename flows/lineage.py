@@ -93,7 +93,7 @@ def declaration(root: Path, name: str, params: Mapping[str, Any] | None = None) 
         name,
         fill(stage["cmd"]),
         tuple(fill(dep) for dep in stage.get("deps", ())),
-        {key: dotted(params, key) for key in map(fill, stage.get("params", ()))},
+        {key: dotted(params, key) for key in map(fill, stage.get("params", ())) if key},  # "": asked for no captioner
         tuple(map(fill, outs)),
         elsewhere(root, step, params),
     )

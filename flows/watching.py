@@ -20,13 +20,13 @@ _LINE = re.compile(rf"^ *- .* {re.escape(_SIGN)}.*\n", re.MULTILINE)
 
 @cache
 def keys() -> dict[str, tuple[str, ...]]:
-    """{step: keys of its section that name files or folders from elsewhere}."""
+    """{section: its keys that name files or folders from elsewhere}."""
     from procap.config import Elsewhere, Params
 
     sections = {field.alias or name: field.annotation for name, field in Params.model_fields.items()}
     return {
-        step: found
-        for step, section in sections.items()
+        name: found
+        for name, section in sections.items()
         if (
             found := tuple(
                 key
@@ -37,14 +37,25 @@ def keys() -> dict[str, tuple[str, ...]]:
     }
 
 
+@cache
+def reader(section: str) -> str:
+    """The step that reads a section: the one of that name; ``caption`` for those of the captioners."""
+    from procap.captioners import CAPTIONERS
+
+    return "caption" if section in CAPTIONERS else section
+
+
 def elsewhere(root: Path, step: str, params: Mapping[str, Any]) -> dict[str, str]:
-    """{dotted key: path} of what a step's parameters name and what is there; what is not, the step complains of."""
+    """{dotted key: path} of what a step's parameters name and what is there; what is not, the step complains of.
+
+    Whatever captioner it runs for: the stages of one step watch the same files.
+    """
     found: dict[str, str] = {}
-    for key in keys().get(step, ()):
-        value = params[step][key]
+    for section, key in ((section, key) for section, some in keys().items() for key in some if reader(section) == step):
+        value = params.get(section, {}).get(key)
         many = {f".{number}": each for number, each in enumerate(value)} if isinstance(value, list | tuple) else {}
         named = many or {"": value}
-        found |= {f"{step}.{key}{place}": each for place, each in named.items() if each and (root / each).exists()}
+        found |= {f"{section}.{key}{place}": each for place, each in named.items() if each and (root / each).exists()}
     return found
 
 
@@ -54,7 +65,7 @@ def watch(root: Path, params: Mapping[str, Any]) -> None:
     if path.exists():
         text = path.read_text(encoding="utf-8")
         wanted = without(text)
-        for step in keys():
+        for step in dict.fromkeys(map(reader, keys())):
             wanted = _with(wanted, step, elsewhere(root, step, params))
         if wanted != text:
             write_text(path, wanted)

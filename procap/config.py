@@ -29,7 +29,7 @@ CorpusName = Literal[
     "levir_mci",
     "table",
 ]
-CaptionerName = Literal["static", "procap"]
+CaptionerName = Literal["static", "procap", "ccrc"]
 Optimiser = Annotated[
     Literal["adamw", "adam", "bert_adam"],
     Field(description="adamw: ours; adam, bert_adam: stage 1 and stage 2 of the reference code"),
@@ -400,6 +400,36 @@ class Own(Section):
     learning_rate: Rate | None = None
 
 
+class CCRC(Own):
+    """Sizes of its chains, and what its ablations switch off."""
+
+    language_model: Elsewhere | None = Field(
+        description="folder of a causal language model that transformers reads, or its name on a hub; it stays as it "
+        "is, beside adapters. null: a small one, trained from scratch"
+    )
+    lora: Count = Field(description="rank of the adapters of a language_model (peft)")
+    width: Annotated[int, Field(multiple_of=8)] = Field(description="of the visual tokens and the small language model")
+    layers: Count = Field(description="of the small language model")
+    heads: Count = Field(description="of the small language model and of the fusion")
+    fusion_layers: Count
+    mask_width: Annotated[int, Field(multiple_of=8)]
+    mask_tokens: Count
+    mask_rounds: Count = Field(description="in which mask tokens look at both scales")
+    gate: bool = Field(description="attention is weighed by how much a place differs")
+    priors: bool = Field(description="segmenting starts from the gated attention map and the hidden state of <seg>")
+    refiner: bool = Field(description="mask tokens look at the features")
+    learns: Literal["both", "captions", "masks"]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CCRC":
+        for name in ("width", "mask_width"):
+            if getattr(self, name) % self.heads:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a multiple of heads ({self.heads})")
+        if self.language_model and self.learns == "masks":
+            raise ValueError("learns: 'masks' writes nothing and has no language_model; set that to null")
+        return self
+
+
 class Evaluate(Section):
     beams: Annotated[int, Field(ge=1, le=16)] = Field(description="1: greedy")
     length_penalty: Annotated[float, Field(ge=0, le=4)] = Field(
@@ -478,6 +508,7 @@ class Params(Section):
     caption: Caption
     static: Own
     procap: Own
+    ccrc: CCRC
     evaluate: Evaluate
     register_: Register = Field(alias="register")
     hardware: Hardware

@@ -4,10 +4,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from procap.captioners import captioner_class
+from procap.captioners import Batch, Truth, captioner_class
+from procap.captioners.answers import Grammar
+from procap.captioners.ccrc import CCRCConfig
 from procap.models.build import build
 from procap.models.caption_decoder import CaptionDecoder, DecoderConfig
+from procap.models.change_fusion import FusionConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
+from procap.models.language import LanguageConfig, small_body
+from procap.models.mask_decoder import MaskConfig
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
 from procap.models.vqgan import VQGAN, VQGANConfig
 
@@ -56,11 +61,46 @@ def small_vqgan(seed: int = 0) -> VQGAN:
     return build(lambda: VQGAN(VQGAN_CONFIG), generator(seed)).eval()
 
 
-def captioner_config(name: str, vocabulary: int = 20, words: int = 7) -> EncoderDecoderConfig:
+def captioner_config(name: str, vocabulary: int = 20, words: int = 7) -> Any:
+    if name == "ccrc":
+        return ccrc_config(vocabulary, words)
     frames = 4 if captioner_class(name).pretrained else 2
     return EncoderDecoderConfig(
         encoder_config(frames, vocabulary=vocabulary, words=words), decoder_config(vocabulary, words), 0.0
     )
+
+
+def ccrc_config(
+    vocabulary: int = 20, words: int = 7, learns: str = "both", lora: int = 0, gate: bool = True, **mask: Any
+) -> CCRCConfig:
+    language = LanguageConfig(small_body(32, 1, 2, 40), Grammar(vocabulary).size, prompt=1, lora=lora)
+    fusion = FusionConfig(grid=4, feature_width=8, width=32, layers=1, heads=2, gate=gate)
+    sizes = {"side": 16, "width": 16, "tokens": 2, "rounds": 1, "heads": 2} | mask
+    return CCRCConfig(fusion, language, MaskConfig(**sizes), vocabulary, words, learns)
+
+
+def truth(b: int, side: int = 16, seed: int = 0) -> Truth:
+    """Types in turn, objects of one or two words; the mask is a rectangle, and where nothing changed, empty."""
+    from procap.captioners.answers import KINDS, OBJECT_WORDS
+
+    draw = generator(seed)
+    kinds = torch.arange(b) % (len(KINDS) - 1)
+    changed = kinds != KINDS.index("none")
+    objects = torch.zeros(b, OBJECT_WORDS, dtype=torch.long)
+    objects[:, 0] = torch.randint(8, 11, (b,), generator=draw)
+    objects[::2, 1] = 9
+    objects[~changed] = 0
+    masks = torch.zeros(b, side, side, dtype=torch.bool)
+    for row in changed.nonzero()[:, 0].tolist():
+        top, left = torch.randint(0, side // 2, (2,), generator=draw).tolist()
+        masks[row, top : top + 2 + row % 3, left : left + side // 2] = True
+    return Truth(kinds, objects, masks, torch.ones(b, dtype=torch.bool))
+
+
+def batch_of(name: str, b: int, **changes: int) -> Batch:
+    """Pairs with sentences, and with the truth for captioners that are taught it."""
+    taught = getattr(captioner_class(name), "taught", False)
+    return Batch(features(b), sentences(b, **changes), truth=truth(b) if taught else None)
 
 
 def small_captioner(name: str, seed: int = 0, **changes: int) -> torch.nn.Module:

@@ -29,6 +29,14 @@ class Milliseconds(BaseModel):
     total: float = Field(description="from the first byte of the request to the answer")
 
 
+class Reasoning(BaseModel):
+    """What the model says of the change before it describes it."""
+
+    change: str = Field(description="color, material, add, drop, move, none or unknown")
+    object: str = Field(description="what changed; empty where nothing did")
+    where: str = Field(description="a cell of a 3 x 3 grid, such as 'top left'; nowhere, or unknown")
+
+
 class Captioned(BaseModel):
     """One sentence about one pair. All probabilities are in [0, 1]."""
 
@@ -37,7 +45,10 @@ class Captioned(BaseModel):
     word_probabilities: list[float] = Field(description="of each word after those before it")
     probability: float = Field(description="of the whole sentence")
     change_probability: float | None = Field(description="that anything changed; null where the model cannot say")
-    change_mask: str | None = Field(description="what changed, as PNG in base64: white; null unless the model segments")
+    change_mask: str | None = Field(
+        description="what changed, as PNG in base64: white; null unless the model segments and finds it can be outlined"
+    )
+    reasoning: Reasoning | None = Field(description="null unless the model reasons first")
 
 
 class Draft(BaseModel):
@@ -146,4 +157,5 @@ def _plain(caption: Any) -> dict[str, Any]:
         "probability": float(caption.probability),
         "change_probability": None if caption.change_probability is None else float(caption.change_probability),
         "change_mask": None if mask is None else png(np.asarray(mask, np.uint8) * 255),
+        "reasoning": None if caption.reasoning is None else Reasoning(**vars(caption.reasoning)),
     }

@@ -3,14 +3,32 @@
 A captioner is one file here and one line in ``CAPTIONERS``; ``tests/contract`` says what it promises.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from procap.shapes import Bool, Float, Int, Scalar, Tensor, Words
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known of the changes in a batch."""
+
+    kinds: Int[Tensor, " b"]
+    """Numbers in ``answers.KINDS``."""
+    objects: Int[Tensor, "b o"]
+    """Words of what changed, then [PAD]; [UNK] where that is not known, nothing where nothing changed."""
+    masks: Bool[Tensor, "b h w"]
+    """True where the change shows."""
+    masked: Bool[Tensor, " b"]
+    """Whether the corpus has a mask; where it has none, ``masks`` says nothing."""
+
+    def part(self, share: slice) -> "Truth":
+        """The same of some of the pairs."""
+        return Truth(self.kinds[share], self.objects[share], self.masks[share], self.masked[share])
 
 
 @dataclass(frozen=True)
@@ -23,6 +41,25 @@ class Batch:
     """[BOS] w ... w [EOS] [PAD] ..."""
     captions: Int[Tensor, "b o l"] | None = None
     """All captions of each pair, rows of [PAD] where it has fewer; for captioners with ``paraphrases``."""
+    truth: Truth | None = None
+    """For captioners that are ``taught``."""
+
+    def part(self, share: slice) -> "Batch":
+        """Some of the pairs."""
+        captions = None if self.captions is None else self.captions[share]
+        return Batch(self.features[share], self.words[share], captions, self.truth and self.truth.part(share))
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What an answer says before its caption."""
+
+    kind: str
+    """A change type, none or unknown."""
+    object_ids: tuple[int, ...]
+    """Words of the vocabulary; [UNK]: unknown."""
+    place: str
+    """A cell of a 3 x 3 grid, such as "top left", or nowhere, or unknown."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +70,14 @@ class Prediction:
     """Words, marks left out."""
     probability: float
     """Of the whole sentence given the pair, in [0, 1]."""
-    change_mask: Bool[Tensor, "h w"] | None = None
+    change_mask: Bool[Tensor, "h w"] | None = field(default=None, compare=False)
     """Only captioners that segment fill this in; True where something changed."""
+    reasoning: Reasoning | None = None
+    """Only of captioners that say one before the caption."""
+    change_probability: float | None = None
+    """That anything changed, where a captioner says so apart from its sentence."""
+    word_probabilities: tuple[float, ...] = ()
+    """Of each word after those before it, then of the end, where a captioner tells."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +111,20 @@ class Reason:
     """The sentence as it was at each step of its sampling, the last one as it is."""
 
 
+@runtime_checkable
+class Balanced(Protocol):
+    """A captioner whose loss has terms with means of their own, which it balances by what they were before."""
+
+    def parts(self, batch: Batch, share: slice) -> Mapping[str, float]:
+        """What each term's mean over a share has of the mean over the whole batch."""
+
+    def readings(self, found: Mapping[str, Scalar]) -> Mapping[str, float]:
+        """The terms before they were balanced."""
+
+    def remember(self, readings: Mapping[str, float]) -> None:
+        """Take note of the readings of a whole batch, after the update."""
+
+
 class Captioner(Protocol):
     """Both verbs touch no file, clock or global generator; networks and their weights are ordinary ``nn.Module``s."""
 
@@ -86,11 +143,19 @@ class Captioner(Protocol):
 
     # What a captioner may have besides:
     # paraphrases = True: its batches have all captions of a pair
+    # taught = True: its batches have what is known of the changes
+    # segments = True: it outlines changes
+    # selected_by: the number of validation that picks its weights, CIDEr or gIoU
+    # the methods of Balanced
     # updated(): is called after every update of its weights
     # why(features, predictions, *, decoding, generator) -> list[Reason], as ``caption`` said them with such a generator
 
 
-CAPTIONERS = {"static": "procap.captioners.static:Static", "procap": "procap.captioners.procap:ProCap"}
+CAPTIONERS = {
+    "static": "procap.captioners.static:Static",
+    "procap": "procap.captioners.procap:ProCap",
+    "ccrc": "procap.captioners.ccrc:CCRC",
+}
 
 
 def captioner_class(name: str) -> Any:
@@ -102,5 +167,6 @@ def captioner_class(name: str) -> Any:
 
 
 __all__: Sequence[str] = (
-    "CAPTIONERS", "GREEDY", "Batch", "Captioner", "Decoding", "Prediction", "Reason", "captioner_class",
+    "CAPTIONERS", "GREEDY", "Balanced", "Batch", "Captioner", "Decoding", "Prediction", "Reason", "Reasoning", "Truth",
+    "captioner_class",
 )  # fmt: skip

@@ -107,7 +107,7 @@ def cut(words: Words, chances: Float[Tensor, "b l"]) -> list[Prediction]:
     ]
 
 
-def _silence(logits: Tensor) -> Tensor:
+def silence(logits: Tensor) -> Tensor:
     """Log-probabilities over the words that a sentence may contain: no mark but [EOS]."""
     logits = logits.float().clone()
     logits[:, [mark for mark in range(len(SPECIALS)) if mark != EOS]] = -torch.inf
@@ -133,7 +133,7 @@ def search(step: Step, memory: Past, length: int, decoding: Decoding = GREEDY) -
     past: Past | None = None
     for place in range(length - 1):
         logits, past = step(word, place, memory, past)
-        chances = _silence(logits)
+        chances = silence(logits)
         if no_repeat:
             chances[_repeating(written, chances.shape[1], no_repeat)] = -torch.inf
         if place == length - 2:

@@ -43,6 +43,18 @@ class About:
 
 
 @dataclass(frozen=True)
+class ReasoningLine:
+    """What a captioner says of the change before it describes it."""
+
+    change: str
+    """A change type, none or unknown."""
+    object: str
+    """What changed; empty where nothing did, [UNK] where that is not known."""
+    where: str
+    """A cell of a 3 x 3 grid, such as "top left"; nowhere, or unknown."""
+
+
+@dataclass(frozen=True)
 class Caption:
     """What a captioner says of one pair. All probabilities are in [0, 1]."""
 
@@ -55,12 +67,15 @@ class Caption:
     probability: float
     """Of the whole sentence: the product of its words' probabilities and of its end's."""
     change_probability: float | None
-    """1 - the probability of saying, in any of the training captions' ways, that nothing changed.
+    """1 - the probability of saying, in any of the training captions' ways, that nothing changed; of captioners that
+    reason first, of reasoning so.
 
     None where the training captions never say so, or the bundle does not tell."""
     change_mask: Bool[np.ndarray, "h w"] | None = None
-    """In the pictures' size; only of captioners that segment."""
+    """In the pictures' size; only of captioners that segment, None where they see nothing that can be outlined."""
     explanation: Explanation | None = None
+    reasoning: ReasoningLine | None = None
+    """Only of captioners that reason first."""
 
 
 def load_captioner(address: str | PathLike[str], device: str = "auto") -> "PictureCaptioner":
@@ -138,9 +153,8 @@ class PictureCaptioner:
         ends = tuple(np.stack([resize(picture, side) for picture in column]) for column in zip(*pairs, strict=True))
         features = bundle.features(*ends)
         predictions = bundle.predict(features, decoding=decoding)
-        sentences = [prediction.ids for prediction in predictions]
         sizes = [before.shape[:2] for before, _ in pairs]
-        scores = self._scores(features, sentences)
+        scores = self._scores(features, predictions)
         changes = [change for *_, change in scores]
         reasons: Sequence[Explanation | None] = [None] * len(pairs)
         if explain:
@@ -156,11 +170,16 @@ class PictureCaptioner:
                     end,
                     prediction.probability,
                     change,
-                    None if mask is None else _enlarged_mask(np.asarray(mask), size),
+                    None if mask is None else _enlarged_mask(mask.cpu().numpy(), size),
                     reason,
+                    self._line(prediction),
                 )
             )
         return captions
+
+    def _line(self, prediction: Prediction) -> ReasoningLine | None:
+        said = prediction.reasoning
+        return said and ReasoningLine(said.kind, self.bundle.vocabulary.decode(said.object_ids), said.place)
 
     @property
     def _network(self) -> EncoderDecoder | None:
@@ -179,12 +198,16 @@ class PictureCaptioner:
         return padded(sorted(ids), self.bundle.device) if ids else None
 
     def _scores(
-        self, features: Float[Tensor, "b t n c"], sentences: list[tuple[int, ...]]
+        self, features: Float[Tensor, "b t n c"], predictions: Sequence[Prediction]
     ) -> list[tuple[tuple[float, ...], float | None, float | None]]:
         """Per pair: the words' probabilities, the end's, and that of a change."""
         network = self._network
         if network is None:
-            return [((), None, None)] * len(sentences)
+            return [
+                (said.word_probabilities[:-1], (said.word_probabilities or (None,))[-1], said.change_probability)
+                for said in predictions
+            ]
+        sentences = [said.ids for said in predictions]
         memory = network.read(features)
         chances = log_chances(network, padded(sentences, features.device), memory).exp().tolist()
         changes: list[float | None] = [None] * len(sentences)
@@ -273,4 +296,4 @@ def _enlarged_mask(mask: Bool[np.ndarray, "h w"], size: tuple[int, int]) -> Bool
     return np.array(Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST), bool)
 
 
-__all__ = ("About", "Caption", "Explanation", "PictureCaptioner", "load_captioner")
+__all__ = ("About", "Caption", "Explanation", "PictureCaptioner", "ReasoningLine", "load_captioner")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +16,9 @@ from procap.datasets.images import resize
 from procap.datasets.parallel import in_order
 from procap.datasets.table import table_rows
 from procap.errors import BadInput
+from procap.evaluation.embedded import picture
 from procap.files import write_text
+from procap.shapes import Bool
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def _lines(
 
 
 def record(caption: Caption) -> dict[str, Any]:
-    """A caption as plain JSON values, 6 digits after the point."""
-    return {
+    """A caption as plain JSON values, 6 digits after the point; a mask as PNG in base64, white where it is True."""
+    line = {
         "caption": caption.text,
         "probability": _rounded(caption.probability),
         "change_probability": _rounded(caption.change_probability),
@@ -103,6 +105,14 @@ def record(caption: Caption) -> dict[str, Any]:
         "word_probabilities": [_rounded(chance) for chance in caption.word_probabilities],
         "end_probability": _rounded(caption.end_probability),
     }
+    if caption.reasoning is not None:
+        line["reasoning"] = asdict(caption.reasoning)
+        line["change_mask"] = None if caption.change_mask is None else _png(caption.change_mask)
+    return line
+
+
+def _png(mask: Bool[np.ndarray, "h w"]) -> str:
+    return picture(mask.astype(np.uint8) * 255).partition(",")[2]
 
 
 @contextmanager

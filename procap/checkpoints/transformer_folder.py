@@ -101,15 +101,8 @@ def _image_tower(folder: Path, net: Any, key: str) -> ImageTower:
 
 def load_pretrained(folder: Path, kind: str, key: str) -> Any:
     """What transformers' class ``kind`` reads from a folder; ``key`` is named in complaints. Raises BadInput."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise BadInput(
-            f"the package that reads the folder is missing ({error})",
-            where=f"params.yaml: {key}",
-            expected="transformers",
-            do="pip install -c constraints.txt -e '.[transformers]'",
-        ) from error
+    import transformers
+
     try:
         return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 
 from procap.errors import BadInput
 
@@ -145,3 +145,22 @@ def outlined(picture: Any, mask: np.ndarray | None) -> Any:
     pixels = np.array(picture)
     pixels[inside[1:-1, 1:-1] & ~inner] = 255
     return Image.fromarray(pixels)
+
+
+OUTLINE = (40, 150, 255)
+"""Colour of what a captioner outlined."""
+
+
+def overlaid(
+    picture: UInt8[np.ndarray, "h w 3"], drawn: Bool[np.ndarray, "h w"] | None, true: Bool[np.ndarray, "h w"] | None
+) -> UInt8[np.ndarray, "h2 w2 3"]:
+    """A picture, enlarged where it is small, with what was outlined tinted and the true mask's edge in white."""
+    from PIL import Image
+
+    times = max(1, 256 // max(picture.shape[:2]))
+    large = np.array(Image.fromarray(picture).resize((picture.shape[1] * times, picture.shape[0] * times)), np.float64)
+    if drawn is not None:
+        inside = np.array(Image.fromarray(drawn).resize((large.shape[1], large.shape[0]), Image.Resampling.NEAREST))
+        large[inside] = 0.55 * large[inside] + 0.45 * np.array(OUTLINE)
+    edged = Image.fromarray(np.rint(large).astype(np.uint8))
+    return np.array(outlined(edged, None if true is None else true.astype(np.uint8) * 255))

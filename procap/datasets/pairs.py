@@ -61,6 +61,18 @@ class Pairs:
     def images(self) -> Shards:
         return Shards(self.folder, "images")
 
+    def changed(self, rows: np.ndarray) -> np.ndarray:
+        """Where the masks of these pairs say that the change shows, bool (rows, h, w); False where one has no mask."""
+        numbers = self.table["mask"].to_numpy()[rows]
+        out = np.zeros((len(numbers), *self.images.shape[1:3]), bool)
+        if (numbers >= 0).any():
+            out[numbers >= 0] = self.masks[numbers[numbers >= 0]] > 0
+        return out
+
+    @cached_property
+    def masks(self) -> Shards:
+        return Shards(self.folder, "masks")
+
     def before(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Pictures before, uint8 (rows, h, w, 3)."""
         return self.images[self.table["before"].to_numpy()[rows]]

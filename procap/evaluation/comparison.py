@@ -12,6 +12,7 @@ from procap.errors import BadInput
 from procap.evaluation.bootstrap import difference_interval, interval
 from procap.evaluation.metrics import NAMES
 from procap.evaluation.scores import MEANS, TYPES
+from procap.evaluation.segmentation import OUTLINES
 
 ACCURACIES = {
     "change_accuracy": "change_right",
@@ -20,7 +21,7 @@ ACCURACIES = {
 }
 """Shares in [0, 1], and what of a prediction each is the mean of."""
 
-MEASURES = (*ACCURACIES, *NAMES)
+MEASURES = (*ACCURACIES, *NAMES, *OUTLINES)
 SEED = 0
 
 
@@ -130,7 +131,7 @@ def _cell(metric: str, system: System, base: System) -> Cell:
     if system is base or not all(metric in table for table in base.metrics):
         return Cell(values, published=published)
     difference = float(np.mean(values) - np.mean([table[metric] for table in base.metrics]))
-    if metric not in ACCURACIES and metric not in MEANS:
+    if metric not in (*ACCURACIES, *MEANS, *OUTLINES):
         return Cell(values, None, difference, published)
     names = [
         name

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 
-def picture(pixels: UInt8[np.ndarray, "h w 3"]) -> str:
+def picture(pixels: UInt8[np.ndarray, "h w *c"]) -> str:
     """A PNG as the address of an image."""
     from PIL import Image
 

@@ -6,9 +6,10 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 
 from procap.captioners.explanation import Explanation
+from procap.datasets.images import overlaid
 from procap.datasets.pairs import UNKNOWN_CHANGE
 from procap.evaluation.explained import explained
 from procap.evaluation.metrics import NAMES, SCALE
@@ -29,6 +30,18 @@ class Example:
     change: float | None
     """The probability that anything changed, as the captioner has it."""
     why: Explanation | None
+    drawn: Bool[np.ndarray, "h w"] | None = None
+    """What was outlined; None: nothing, or the captioner never does."""
+    true: Bool[np.ndarray, "h w"] | None = None
+    """What would have been right to outline, of captioners that do."""
+
+    @property
+    def ends(self) -> tuple[UInt8[np.ndarray, "h w 3"], UInt8[np.ndarray, "h w 3"]]:
+        """Both pictures, outlines on them."""
+        if self.drawn is None and self.true is None:
+            return self.before, self.after
+        before, after = (overlaid(picture, self.drawn, self.true) for picture in (self.before, self.after))
+        return before, after
 
 
 LABELS = {"scene_graph_f1": "scene graph F1", "sentence_similarity": "similarity"}
@@ -37,6 +50,9 @@ GALLERIES = {
     "Worst": "The types in turn, of each the pair whose sentence is furthest from its references.",
     "Random": "Drawn by the seed from all that remain.",
 }
+
+
+OUTLINED = " Blue is what was outlined, white the edge of what should have been."
 
 
 def choose(
@@ -77,6 +93,7 @@ def page(
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    outlined = OUTLINED if "segmentation" in table else ""
     return environment.from_string(TEMPLATE).render(
         captioner=captioner,
         corpus=corpus,
@@ -89,7 +106,7 @@ def page(
         confusion=_confusion(confusion),
         skipped=sorted(table["skipped"].items()),
         galleries=[
-            {"name": name, "about": GALLERIES[name], "cards": [_card(one) for one in examples]}
+            {"name": name, "about": GALLERIES[name] + outlined, "cards": [_card(one) for one in examples]}
             for name, examples in galleries.items()
         ],
     )
@@ -106,6 +123,11 @@ def _tiles(table: Mapping[str, Any]) -> list[dict[str, str]]:
         if key in table:
             low, high = (f"{100 * bound:.1f}" for bound in table[f"{key}_interval"])
             tiles.append({"label": label, "value": f"{100 * table[key]:.1f} %", "bounds": f"{low} – {high}"})
+    outlines = table.get("segmentation", {})
+    for key, label in (("segmentability_accuracy", "outline / none"), ("gIoU_changed", "gIoU, changed")):
+        if key in outlines:
+            low, high = (f"{100 * bound:.1f}" for bound in outlines[f"{key}_interval"])
+            tiles.append({"label": label, "value": f"{100 * outlines[key]:.1f} %", "bounds": f"{low} – {high}"})
     for name in reversed(NAMES):
         if name in table:
             bounds = table.get(f"{name}_interval")
@@ -166,7 +188,7 @@ def _card(one: Example) -> dict[str, Any]:
         "probability": f"{told.probability:.3g}",
         "change": None if one.change is None else f"{one.change:.3g}",
         "references": told.references,
-        "view": explained(one.before, one.after, one.words, one.chances, one.why),
+        "view": explained(*one.ends, one.words, one.chances, one.why),
     }
 
 
@@ -183,7 +205,8 @@ def sheet(examples: Sequence[Example], side: int = 128) -> Any:
     """A PIL image with a line per pair: before, what was imagined, after; what is said of it, and a reference."""
     from PIL import Image, ImageDraw
 
-    strips = [[one.before, *(() if one.why is None else one.why.frames[1:-1]), one.after] for one in examples]
+    between = [() if one.why is None else one.why.frames[1:-1] for one in examples]
+    strips = [[one.ends[0], *frames, one.ends[1]] for one, frames in zip(examples, between, strict=True)]
     width = max(map(len, strips), default=2) * (side + 2)
     picture = Image.new("RGB", (width + 420, max(1, len(examples)) * (side + 4)), "white")
     draw = ImageDraw.Draw(picture)

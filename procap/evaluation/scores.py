@@ -60,6 +60,16 @@ def score_all(told: Sequence[Told], *, embed: Embed | None = None, meteor: Meteo
     )
 
 
+def with_pairs(scores: Scores, more: Mapping[str, Mapping[str, float]], told: Sequence[Told]) -> Scores:
+    """Scores with further ones of every pair (metric -> pair -> score), and their means."""
+    def means(members: Sequence[Told]) -> dict[str, float]:
+        return {metric: float(np.mean([of[one.id] for one in members])) for metric, of in more.items()}
+
+    groups = {name: {**scores.groups[name], **means(members)} for name, members in _groups(told).items()}
+    pairs = scores.pairs | {metric: dict(of) for metric, of in more.items()}
+    return Scores({**scores.corpus, **means(told)}, pairs, groups, scores.skipped)
+
+
 def summary(told: Sequence[Told], scores: Scores, *, generator: np.random.Generator) -> dict[str, Any]:
     """What ``metrics.json`` holds.
 

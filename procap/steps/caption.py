@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from procap.captioners import GREEDY, Batch, captioner_class
+from procap.captioners import GREEDY, Balanced, Batch, captioner_class
 from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Caption, Own, Params
 from procap.datasets.pairs import NO_CHANGE, Pairs
 from procap.datasets.shards import Shards
 from procap.datasets.vocabulary import PAD, Vocabulary, tokenize
 from procap.evaluation.cider import cider
+from procap.evaluation.segmentation import iou
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import build, count_weights
 from procap.models.procedure_encoder import ProcedureEncoder
@@ -23,7 +24,8 @@ from procap.models.vqgan import VQGAN
 from procap.procedure.keyframes import spread_keyframes
 from procap.report import Report, silent
 from procap.shapes import Words
-from procap.steps.captioners import captioner_config
+from procap.steps.captioners import captioner_config, files_from_elsewhere, start_from_elsewhere
+from procap.steps.known import Known
 from procap.steps.pretrain import load_encoder
 from procap.steps.sources import caption_ids, make_plan, read_vocabulary
 from procap.steps.tokenize import load_tokenizer
@@ -47,6 +49,7 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
     kind = captioner_class(captioner)
     config = captioner_config(params, data, captioner, vocabulary)
     model = build(lambda: kind(config), torch_generator(params.training_seed, "caption", captioner)).to(runtime.device)
+    start_from_elsewhere(params.own(captioner), model, vocabulary)
     for part in model.modules():
         if isinstance(part, ProcedureEncoder):
             part.checkpointing = params.hardware.checkpointing
@@ -56,7 +59,9 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         model.network.encoder.load_state_dict(load_encoder(data / "pretrain", config.encoder))
         parts.insert(0, (model.network.encoder, settings.encoder_learning_rate))
     shown = _shown(params) if kind.pretrained and settings.between == "frames" else None
-    source = _Training(data, vocabulary, shown, runtime)
+    taught = getattr(kind, "taught", False)
+    source = _Training(data, vocabulary, shown, taught, runtime)
+    balanced = model if isinstance(model, Balanced) else None
     optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
 
     def rows_of(step: int) -> np.ndarray:
@@ -68,22 +73,30 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
             if share.start:  # dropout of other pairs
                 generator = torch_generator(params.training_seed, "caption share", step, share.start)
             with runtime.autocast():
-                found = model.loss(Batch(batch.features[share], batch.words[share]), generator=generator)
-            part = part_of(batch.words, share) if settings.reduction == "mean" else 1.0
-            yield {name: part * value for name, value in found.items()}, {}
+                found = model.loss(batch.part(share), generator=generator)
+            if balanced:
+                part = balanced.parts(batch, share)
+                readings = {name: part[name] * value for name, value in balanced.readings(found).items()}
+                yield {name: part[name] * value for name, value in found.items()}, readings
+            else:
+                whole = part_of(batch.words, share) if settings.reduction == "mean" else 1.0
+                yield {name: whole * value for name, value in found.items()}, {}
 
-    state = state_folder(data, f"caption@{captioner}", _choices(params, captioner), _inputs(data, pretrained))
+    inputs = _inputs(data, pretrained, taught, params.own(captioner))
+    state = state_folder(data, f"caption@{captioner}", _choices(params, captioner), inputs)
     with join_team(runtime.device) as team:
         progress = train(
             model, optimiser, terms, make_plan(settings, params.training_seed),
             validate=_validation(params, data, model, vqgan, vocabulary, shown, runtime) if team.leads else dict,
-            select="CIDEr", state=state, report=report, what=f"caption {captioner}", team=team,
-            names=lambda step: source.pairs.table["id"].to_numpy()[rows_of(step)].tolist(),
+            select=getattr(model, "selected_by", "CIDEr"), state=state, report=report, what=f"caption {captioner}",
+            team=team, names=lambda step: source.pairs.table["id"].to_numpy()[rows_of(step)].tolist(),
+            learned=balanced.remember if balanced else None,
         )  # fmt: skip
     if not team.leads:
         return
     best = next(r for r in reversed(progress.history) if r["split"] == "val" and r["step"] == progress.best_step)
-    numbers = {"CIDEr": best["CIDEr"], "split": settings.selection, "best_step": progress.best_step}
+    quality = {name: best[name] for name in ("CIDEr", "gIoU") if name in best}
+    numbers = {**quality, "split": settings.selection, "best_step": progress.best_step}
     with atomic_folder(data / "caption" / captioner) as fresh:
         provenance = _provenance(params, data, captioner, numbers)
         write_bundle(fresh / "bundle", captioner, model, config, vqgan, vocabulary, provenance, shown)
@@ -122,9 +135,11 @@ def _choices(params: Params, captioner: str) -> dict[str, Any]:
     return {**common, captioner: params.own(captioner).model_dump(mode="json")}
 
 
-def _inputs(data: Path, pretrained: bool) -> list[Path]:
+def _inputs(data: Path, pretrained: bool, taught: bool, own: Own) -> list[Path]:
     files = [data / "prepare" / "pairs.parquet", data / "prepare" / "vocabulary.json"]
     files += [data / "tokenizer" / "vqgan.safetensors", *(data / "tokenize").glob("features-*.npy")]
+    files += (data / "prepare").glob("masks-*.npy") if taught else ()
+    files += files_from_elsewhere(own)
     return files + ([data / "pretrain" / "encoder.safetensors"] if pretrained else [])
 
 
@@ -159,18 +174,22 @@ def _shown(params: Params) -> Shown:
 class _Training:
     """Cached features of what the captioner sees of the training pairs, and their captions."""
 
-    def __init__(self, data: Path, vocabulary: Vocabulary, shown: Shown | None, runtime: Runtime) -> None:
+    def __init__(
+        self, data: Path, vocabulary: Vocabulary, shown: Shown | None, taught: bool, runtime: Runtime
+    ) -> None:
         self.pairs = Pairs.read(data / "prepare").split("train", "val")
         self.features = Shards(data / "tokenize", "features")
         self.frames = np.array([0, *(shown.numbers if shown else ()), self.features.shape[1] - 1])
         self.captions = caption_ids(self.pairs, vocabulary)
         self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
         self.send = runtime.send
+        self.known = Known(self.pairs, vocabulary, self.send) if taught else None
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
         frames = np.broadcast_to(self.frames, (len(rows), len(self.frames)))
         words = self.captions.draw(rows, generator)
-        return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()))
+        truth = self.known.of(rows) if self.known else None
+        return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()), truth=truth)
 
 
 def _validation(
@@ -182,7 +201,7 @@ def _validation(
     shown: Shown | None,
     runtime: Runtime,
 ) -> Callable[[], dict[str, float]]:
-    """A function that captions the selection split greedily and gives its CIDEr (x100)."""
+    """A function that captions the selection split greedily and gives its CIDEr, and gIoU where masks are (x100)."""
     pairs, device = Pairs.read(data / "prepare").split(params.caption.selection), runtime.device
     references = {row.id: list(row.captions) for row in pairs.table.itertuples()}
     between = frames_between(shown, load_midpoint, device) if shown else nothing_between
@@ -192,14 +211,23 @@ def _validation(
         for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
     ]
 
+    masked = np.flatnonzero(pairs.table["mask"] >= 0) if getattr(model, "segments", False) else ()
+    true = pairs.changed(masked) if len(masked) else ()
+
     def validate() -> dict[str, float]:
         said: list[str] = []
+        drawn: list[Any] = []
         for number, seen in enumerate(features):
             generator = torch_generator(params.training_seed, "caption validation", number)
             with runtime.autocast():
                 found = model.caption(seen.float(), decoding=GREEDY, generator=generator)  # type: ignore[operator]
             said += [vocabulary.decode(p.ids) for p in found]
+            drawn += [p.change_mask for p in found]
         corpus, _ = cider(dict(zip(references, said, strict=True)), references)
-        return {"CIDEr": corpus}
+        numbers = {"CIDEr": corpus}
+        if len(masked):
+            shown = [np.zeros_like(true[0]) if drawn[row] is None else drawn[row].cpu().numpy() for row in masked]
+            numbers["gIoU"] = 100 * float(np.mean([iou(*each) for each in zip(shown, true, strict=True)]))
+        return numbers
 
     return validate

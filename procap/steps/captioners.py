@@ -4,12 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from procap.captioners import captioner_class
-from procap.config import Params
-from procap.datasets.vocabulary import Vocabulary
+from procap.captioners.answers import REASONING, STRUCTURE, Grammar
+from procap.captioners.ccrc import CCRCConfig
+from procap.checkpoints.language_model import language_model_config, load_language_model
+from procap.config import CCRC, Own, Params
+from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.models.caption_decoder import DecoderConfig
+from procap.models.change_fusion import FusionConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
+from procap.models.language import LanguageConfig, small_body
+from procap.models.mask_decoder import MaskConfig
 from procap.models.procedure_encoder import Imagining
-from procap.steps.sources import encoder_config
+from procap.steps.sources import encoder_config, tokenizer_config
 
 
 def captioner_config(params: Params, data: Path, captioner: str, vocabulary: Vocabulary) -> Any:
@@ -33,4 +39,35 @@ def _encoder_decoder(params: Params, data: Path, vocabulary: Vocabulary, pretrai
     )  # fmt: skip
 
 
-CONFIGS = {EncoderDecoderConfig: _encoder_decoder}
+def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) -> CCRCConfig:
+    own, sizes, words = params.own("ccrc"), tokenizer_config(data), Grammar(len(vocabulary)).size
+    assert isinstance(own, CCRC)
+    if own.language_model:
+        body, prompt = language_model_config(own.language_model)
+        language = LanguageConfig(body, words, prompt, own.lora)
+    else:
+        length = sizes.grid ** 2 + 1 + REASONING + vocabulary.length + 1
+        language = LanguageConfig(small_body(own.width, own.layers, own.heads, length), words, 1)
+    return CCRCConfig(
+        FusionConfig(sizes.grid, sizes.feature_width, own.width, own.fusion_layers, own.heads, own.gate),
+        language,
+        MaskConfig(
+            sizes.image_size, own.mask_width, own.mask_tokens, own.mask_rounds, own.heads, own.priors, own.refiner
+        ),
+        len(vocabulary), vocabulary.length, own.learns,
+    )  # fmt: skip
+
+
+def start_from_elsewhere(own: Own, model: Any, vocabulary: Vocabulary) -> None:
+    """Give a captioner the weights that its own section names, if it names any."""
+    if isinstance(own, CCRC) and own.language_model:
+        model.language.adopt(*load_language_model(own.language_model, [*SPECIALS, *vocabulary.words, *STRUCTURE]))
+
+
+def files_from_elsewhere(own: Own) -> list[Path]:
+    """Files and folders that a captioner's own section names and that are there."""
+    named = own.language_model if isinstance(own, CCRC) else None
+    return [Path(named)] if named and Path(named).exists() else []
+
+
+CONFIGS = {EncoderDecoderConfig: _encoder_decoder, CCRCConfig: _ccrc}

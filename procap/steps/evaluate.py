@@ -22,6 +22,7 @@ from procap.evaluation.scores import Told, confusion, flat, predictions, score_a
 from procap.evaluation.similarity import Embed
 from procap.files import atomic_folder, file_digest, write_json, write_text
 from procap.report import Report, silent
+from procap.steps.outlines import Drawn, Outlines
 
 
 def run(params: Params, data: Path, *, captioner: str, report: Report = silent) -> None:
@@ -62,22 +63,24 @@ def evaluate_bundle(
     runtime = start_runtime(**params.machine)
     captioner = load_captioner(bundle_folder, str(runtime.device))
     bundle = captioner.bundle
-    told = _tell(params, pairs, bundle, runtime, report)
+    told, drawn = _tell(params, pairs, bundle, runtime, report)
     report.note(f"scoring {len(told)} captions")
     embed = _encoder(params)
+    outlined = Outlines(bundle, params.seed)
     with Meteor() as meteor:
-        scores = score_all(told, embed=embed, meteor=meteor)
-        table = summary(told, scores, generator=np.random.default_rng(params.seed))
+        scores = outlined.add(pairs, told, drawn, score_all(told, embed=embed, meteor=meteor))
+        table = summary(told, scores, generator=np.random.default_rng(params.seed)) | outlined.of(pairs, told, drawn)
         if len(shifted):
-            unlike = _tell(params, shifted, bundle, runtime, report)
-            found = score_all(unlike, embed=embed, meteor=meteor)
+            unlike, drawn = _tell(params, shifted, bundle, runtime, report)
+            found = outlined.add(shifted, unlike, drawn, score_all(unlike, embed=embed, meteor=meteor))
             table["shift"] = summary(unlike, found, generator=np.random.default_rng(params.seed))
+            table["shift"] |= outlined.of(shifted, unlike, drawn)
     selection, origin = (bundle.provenance.get(name) for name in ("selected_on", "pairs_sha256"))
     if selection == "test" and origin == file_digest(table_file):
         report.note("the weights were picked on these very pairs (caption.selection: test), the numbers flatter them")
     for name, reason in sorted(table["skipped"].items()):
         report.note(f"{name}: {reason}")
-    galleries = _galleries(params, pairs, captioner, told, scores)
+    galleries = _galleries(params, pairs, captioner, told, scores, "segmentation" in table)
     with atomic_folder(target) as folder:
         write_json(folder / "metrics.json", table)
         write_json(folder / "predictions.json", predictions(told, scores))
@@ -95,8 +98,10 @@ def evaluate_bundle(
         report.artifact(target / name)
 
 
-def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Report) -> list[Told]:
-    """Caption every pair, in the table's order."""
+def _tell(
+    params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Report
+) -> tuple[list[Told], Drawn]:
+    """Caption every pair, in the table's order; besides, what was outlined."""
     size = params.evaluate.batch
     captions = []
     for start in report.progress(range(0, len(pairs), size), "batches of pairs captioned"):
@@ -110,7 +115,7 @@ def _tell(params: Params, pairs: Pairs, bundle: Any, runtime: Any, report: Repor
         Told(str(name), str(group), str(kind), said.text, float(said.probability), tuple(map(str, references)))
         for said, name, group, kind, references in zip(captions, *columns, strict=True)
     ]
-    return _referred(told, pairs.folder / "scenes.jsonl")
+    return _referred(told, pairs.folder / "scenes.jsonl"), [said.change_mask for said in captions]
 
 
 def _referred(told: list[Told], scenes: Path) -> list[Told]:
@@ -137,7 +142,7 @@ def _decoding(params: Params) -> Decoding:
 
 
 def _galleries(
-    params: Params, pairs: Pairs, captioner: Any, told: Sequence[Told], scores: Scores
+    params: Params, pairs: Pairs, captioner: Any, told: Sequence[Told], scores: Scores, segmented: bool
 ) -> dict[str, list[Example]]:
     """The chosen pairs with their pictures and why the captioner says what it says."""
     generator = np.random.default_rng(params.seed)
@@ -150,7 +155,7 @@ def _galleries(
     shown = {
         row: Example(
             told[row], before[place], after[place], one.words, one.word_probabilities, one.change_probability,
-            one.explanation,
+            one.explanation, one.change_mask, pairs.changed(np.array([row]))[0] if segmented else None,
         )
         for (place, row), one in zip(enumerate(rows.tolist()), said, strict=True)
     }  # fmt: skip

@@ -19,10 +19,15 @@ def read_vocabulary(data: Path) -> Vocabulary:
     return Vocabulary.from_json(json.loads((data / "prepare" / "vocabulary.json").read_text(encoding="utf-8")))
 
 
+def tokenizer_config(data: Path) -> VQGANConfig:
+    """Sizes of the VQGAN."""
+    sizes = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
+    return VQGANConfig(**sizes | {"multipliers": tuple(sizes["multipliers"])})
+
+
 def encoder_config(params: Params, data: Path, vocabulary: Vocabulary, frames: int) -> EncoderConfig:
     """Sizes of the procedure encoder: chosen ones from params, the others from the tokenizer and the words."""
-    sizes = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
-    tokenizer = VQGANConfig(**sizes | {"multipliers": tuple(sizes["multipliers"])})
+    tokenizer = tokenizer_config(data)
     return EncoderConfig(
         frames=frames,
         grid=tokenizer.grid,

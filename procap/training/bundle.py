@@ -5,7 +5,7 @@ No pickle: safetensors and JSON, and ``manifest.json`` with the sha256 of every 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -22,7 +22,7 @@ from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import frozen
 from procap.models.vqgan import VQGAN, VQGANConfig, frame_features
 from procap.procedure.interpolation import Midpoint, interpolate
-from procap.shapes import Float, UInt8
+from procap.shapes import Bool, Float, UInt8
 from procap.training.checkpoint import load_tensors, save_tensors
 
 FORMAT = 2
@@ -37,6 +37,8 @@ class Sentence:
     text: str
     probability: float
     """Of the whole sentence given the pair, in [0, 1]."""
+    change_mask: Bool[torch.Tensor, "h w"] | None = field(default=None, compare=False)
+    """True where something changed; None where the captioner outlines nothing."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Bundle:
     ) -> list[Sentence]:
         """One sentence per pair, in order."""
         said = self.predict(self.features(before, after), decoding=decoding, generator=generator)
-        return [Sentence(self.vocabulary.decode(p.ids), p.probability) for p in said]
+        return [Sentence(self.vocabulary.decode(p.ids), p.probability, p.change_mask) for p in said]
 
     def predict(
         self,

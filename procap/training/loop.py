@@ -122,14 +122,16 @@ def train(
     what: str,
     team: Team = alone,
     names: Callable[[int], Sequence[str]] | None = None,
+    learned: Callable[[Mapping[str, float]], None] | None = None,
 ) -> Progress:
     """Train ``module`` in place and leave it with the weights of the best validation.
 
     ``select`` names the number of ``validate`` that is to be large; None: the last weights count. ``state`` is
-    the folder of the resume states, ``names`` gives the ids of an update's batch. Whatever ends the training
-    early, the last finished update is kept. Raises BadInput for a loss that is not finite, a spike, a full disk.
+    the folder of the resume states, ``names`` gives the ids of an update's batch, ``learned`` hears the readings
+    of the whole batch after an update and may change buffers. Whatever ends the training early, the last finished
+    update is kept. Raises BadInput for a loss that is not finite, a spike, a full disk.
     """
-    training = _Training(module, optimiser, terms, plan, validate, select, state, report, what, team, names)
+    training = _Training(module, optimiser, terms, plan, validate, select, state, report, what, team, names, learned)
     if team.size == 1:
         return training.run()
     with undisturbed() as signals:  # all processes must stop after the same update
@@ -150,6 +152,7 @@ class _Training:
     what: str
     team: Team
     names: Callable[[int], Sequence[str]] | None
+    learned: Callable[[Mapping[str, float]], None] | None
     signals: list[int] = field(default_factory=list)
 
     def run(self) -> Progress:
@@ -221,6 +224,8 @@ class _Training:
             self.versions = None
             if not problem:
                 self.optimiser.step()
+                if self.learned is not None:
+                    self.learned(seen)
             self._count(None if problem else seen)
             self.versions = self._versions()
 

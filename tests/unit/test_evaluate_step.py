@@ -2,6 +2,8 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from itertools import cycle as cycle_over
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,8 +34,10 @@ class StubCaptioner:
 
     name = "procap"
 
-    def __init__(self, sentences: Iterator[str], frames: int) -> None:
+    def __init__(self, sentences: Iterator[str], frames: int, masks: list | None) -> None:
         self.sentences, self.frames, self.asked = sentences, frames, []
+        self.captioner = SimpleNamespace(segments=masks is not None)
+        self.masks = repeat(None) if masks is None else cycle_over(masks)
         self.provenance: dict[str, str] = {}
         self.bundle = self
         self.explained = 0
@@ -41,7 +45,10 @@ class StubCaptioner:
     def caption(self, before, after, *, decoding):
         assert before.dtype == after.dtype == np.uint8
         self.asked.append((before, after, decoding))
-        return [SimpleNamespace(text=next(self.sentences), probability=0.1234567) for _ in before]
+        return [
+            SimpleNamespace(text=next(self.sentences), probability=0.1234567, change_mask=next(self.masks))
+            for _ in before
+        ]
 
     def stream(self, pairs, batch, *, explain, decoding):
         assert (batch, explain, decoding) == (7, True, Decoding(3, 0.5, 2))
@@ -51,8 +58,9 @@ class StubCaptioner:
             frames = np.stack([before, *[before] * self.frames, after])
             why = Explanation(*maps, np.ones((2, len(frames)), np.float32), maps[0, 0], frames)
             yield SimpleNamespace(
-                words=("two", "words"), word_probabilities=(0.5, 0.5), change_probability=None, explanation=why
-            )
+                words=("two", "words"), word_probabilities=(0.5, 0.5), change_probability=None, explanation=why,
+                change_mask=None,
+            )  # fmt: skip
 
 
 class Listener(Silent):
@@ -104,8 +112,8 @@ def no_installed_model(monkeypatch):
 def bundled(monkeypatch, params):
     """Put a stub in the place of the trained bundle."""
 
-    def put(sentences, frames=0) -> StubCaptioner:
-        bundle = StubCaptioner(iter(sentences), frames)
+    def put(sentences, frames=0, masks=None) -> StubCaptioner:
+        bundle = StubCaptioner(iter(sentences), frames, masks)
         stub = SimpleNamespace(load_captioner=lambda folder, device: bundle)
         monkeypatch.setitem(sys.modules, "procap.captioning.captioner", stub)
         runtime = SimpleNamespace(start_runtime=lambda **_: Runtime(torch.device("cpu"), torch.float32))
@@ -148,6 +156,49 @@ def test_without_java_everything_else_is_there(data, params, bundled, no_java):
     assert [len(before) for before, _, _ in bundle.asked] == [7, 7, 6]
     assert {how for _, _, how in bundle.asked} == {Decoding(3, 0.5, 2)}
     np.testing.assert_array_equal(np.concatenate([after for _, after, _ in bundle.asked]), pairs.after())
+
+
+def test_outlines_are_measured_by_the_masks_pair_by_pair(data, params, bundled, no_java, tmp_path):
+    pairs = opened(data)
+    true = pairs.changed(np.arange(len(pairs)))
+    halved = true & (np.arange(16) < 8)  # what lies in the left half
+    drawn = [None if n == 0 else torch.from_numpy(mask) for n, mask in enumerate(halved)]
+    bundled(cycle(len(pairs)), masks=drawn)
+    listener = Listener()
+    evaluate.run(params, data, captioner="procap", report=listener)
+    out = data / "evaluate" / "procap"
+    table, told = read(out), json.loads((out / "predictions.json").read_text())
+    halved[0] = False
+    unions = true.sum((1, 2))
+    ious = np.where(unions, halved.sum((1, 2)) / np.maximum(unions, 1), 1.0)
+    found = table["segmentation"]
+    assert found["gIoU"] == pytest.approx(ious.mean(), abs=1e-6)
+    assert found["gIoU_changed"] == pytest.approx(ious[unions > 0].mean(), abs=1e-6)
+    assert found["cIoU"] == pytest.approx(halved.sum() / true.sum(), abs=1e-6)
+    decided = [(mask is not None) == bool(union) for mask, union in zip(drawn, unions, strict=True)]
+    assert found["segmentability_accuracy"] == pytest.approx(np.mean(decided), abs=1e-6)
+    assert [told[name]["scores"]["IoU"] for name in pairs.table["id"]] == pytest.approx(100 * ious, abs=1e-4)
+    assert table["IoU"] == pytest.approx(100 * found["gIoU"], abs=1e-4)
+    assert table["per_type"]["move"]["IoU"] == pytest.approx(100 * found["per_type"]["move"]["gIoU"], abs=1e-4)
+    assert listener.numbers["segmentation/difference/gIoU"] == found["difference"]["gIoU"]
+    assert "outline / none" in (out / "page.html").read_text()
+
+
+def test_pairs_without_a_mask_are_left_out_of_outlines(params, bundled, no_java, tmp_path):
+    table = toy_prepared(tmp_path / "prepare", pairs=80, side=16)
+    test = table.index[table["split"] == "test"]
+    table.loc[test[::2], "mask"] = -1
+    table.to_parquet(tmp_path / "prepare" / "pairs.parquet", index=False)
+    pairs = opened(tmp_path)
+    known = pairs.table["mask"].to_numpy() >= 0
+    true = pairs.changed(np.arange(len(pairs)))
+    assert not true[~known].any()
+    bundled(cycle(len(pairs)), masks=[torch.from_numpy(mask) if mask.any() else None for mask in true])
+    evaluate.run(params, tmp_path, captioner="procap")
+    found = read(tmp_path / "evaluate" / "procap")
+    assert found["segmentation"]["pairs"] == known.sum()
+    assert found["segmentation"]["gIoU"] == found["segmentation"]["segmentability_accuracy"] == 1
+    assert "IoU" not in found
 
 
 def test_the_split_test_shift_is_scored_beside_test_and_not_with_it(data, params, bundled, no_java, tmp_path):

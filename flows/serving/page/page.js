@@ -162,6 +162,7 @@ async function show(said, roundTrip) {
   if (why) await showReasons(why, caption);
   else by("between-invite").firstElementChild.textContent = "this model tells no reasons";
   if (caption.change_mask) {
+    by("show-mask").checked = true;
     const mask = await values(caption.change_mask);
     for (const end of ENDS) area(layer(end, "mask"), mask, themed("--mask"));
   }
@@ -184,7 +185,11 @@ function wordButton(word, place, caption) {
 
 function facts(caption, said, roundTrip) {
   const spent = said.milliseconds;
+  const line = caption.reasoning;
   const rows = [
+    ["kind of change", line && line.change],
+    ["object", line && line.object],
+    ["where", line && line.where],
     ["something changed", percent(caption.change_probability)],
     ["this sentence", percent(caption.probability)],
     ["the model took", `${spent.model.toFixed(0)} ms`],
