@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flows.registry import DIGEST
-from flows.store import connect, show_uri, tracking_uri
+from flows.store import connect, patiently, show_uri, tracking_uri
 from procap.captioning.addresses import Fetched
 from procap.errors import BadInput
 from procap.files import atomic_folder
@@ -80,6 +80,7 @@ def _kept(client: Any, version: Any) -> Path:
     return kept
 
 
+@patiently()
 def _downloaded(address: str, target: Path | None = None) -> Path:
     """The folder of a model's bundle: where the store has it, if that is here, or in ``target``."""
     import mlflow

@@ -18,7 +18,7 @@ from flows.presets import apply_overrides
 from flows.process import child_environment, stream
 from flows.results import SHOWN, read_scores
 from flows.stage import ON_ACCELERATOR
-from flows.store import connect, show_uri, tracking_uri, workspace_lock
+from flows.store import AWAY, connect, show_uri, tracking_uri, workspace_lock
 from flows.watching import watch
 from procap.config import load_params
 from procap.errors import BadInput
@@ -31,6 +31,7 @@ TRANSIENT = (
     "CUDA error: unspecified launch failure",
     "NCCL error",
     "Connection reset by peer",
+    AWAY,
     "Temporary failure in name resolution",
 )
 """What in a failed step's words says that a second try may do better. Bad input never does."""

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from flows.evidence import fetch, read_json, temporary_folder
 from flows.lineage import is_dead, process_facts
-from flows.store import answering, connect, workspace_lock
+from flows.store import AWAY, answering, connect, workspace_lock
 from procap.errors import BadInput
 from procap.evaluation.promotion import Candidate, Gate, Verdict, judge
 
@@ -334,6 +334,8 @@ def _ask(version: Any, examples: list[dict[str, str]]) -> tuple[list[tuple[str, 
     try:
         said = answers(f"models:/{version.name}/{version.version}", table)
     except Exception as error:
+        if AWAY in str(error):
+            raise
         return [], f"it cannot be loaded and asked: {error}"
     return [(one["sentence"], sentence) for one, sentence in zip(examples, said, strict=True)], ""
 

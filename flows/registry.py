@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.evidence import Evidence, keep
+from flows.store import AWAY, patiently
 from procap.errors import BadInput
 
 SERVED = Path(__file__).parent / "serving" / "model.py"
@@ -21,6 +22,7 @@ NEEDED = ("einops", "jaxtyping", "mlflow", "numpy", "pandas", "pillow", "safeten
 DIGEST, VERIFIED = "procap.bundle", "procap.verified"
 
 
+@patiently()
 def register(
     client: Any,
     run_id: str,
@@ -63,11 +65,13 @@ def find_version(client: Any, name: str, digest: str) -> Any:
 def ask(uri: str) -> str:
     """Load a model by its address, as a user would, and return its caption of the example pair.
 
-    Raises BadInput where it cannot be loaded or does not answer as promised.
+    Raises BadInput where it cannot be loaded or does not answer as promised; MLflow's error where the store is away.
     """
     try:
         (caption,) = answers(uri, example_input())
     except Exception as error:
+        if AWAY in str(error):
+            raise
         raise BadInput(
             f"the registered model does not work: {error}",
             where=uri,
@@ -77,6 +81,7 @@ def ask(uri: str) -> str:
     return caption
 
 
+@patiently()
 def answers(uri: str, pairs: Any) -> list[str]:
     """What a model, loaded by its address, says of each row of ``pairs``; ValueError where that is no caption."""
     import mlflow

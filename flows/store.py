@@ -27,6 +27,9 @@ QUIET = {
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 """A server that goes away costs a training seconds, not minutes."""
 
+AWAY = "Max retries exceeded with url"
+"""In the words of an error: the server did not answer, and nothing else is wrong."""
+
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -79,9 +82,9 @@ def connect(root: Path) -> Any:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    client = mlflow.MlflowClient(uri)
     try:
         with workspace_lock(root, "mlflow"):  # several processes that make the tables at once break one another
+            client = mlflow.MlflowClient(uri)
             client.search_experiments(max_results=1)
     except (MlflowException, ImportError, OSError) as error:
         raise BadInput(
@@ -94,13 +97,26 @@ def connect(root: Path) -> Any:
 
 
 @contextmanager
+def patiently() -> Iterator[None]:
+    """Wait for the store as long as MLflow itself would: models are on their way, and no training stands still."""
+    ours = {name: value for name, value in PATIENCE.items() if os.environ.get(name) == value}
+    for name in ours:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(ours)
+
+
+@contextmanager
 def answering(root: Path) -> Iterator[None]:
     """Turn what MLflow raises inside, when the store goes away or refuses, into BadInput."""
     import requests
     from mlflow.exceptions import MlflowException
 
     try:
-        yield
+        with patiently():
+            yield
     except (MlflowException, requests.RequestException) as error:
         raise BadInput(
             f"MLflow's store refuses or went away: {str(error).splitlines()[0][:300]}",

@@ -2,12 +2,14 @@
 
 ``make test`` must stay under ten minutes on two cores, and it runs on as many processes as there are cores, a file at
 a time. So a test of more than ten seconds is marked ``slow``: files with such tests begin first. What starts stages
-belongs to tests/pipeline or tests/e2e and takes results from ``built`` (see tests/clone.py); tests of one step call
-its ``run`` in tests/unit. What takes more than half a minute belongs to tests/benchmarks. No test asserts wall-clock
+belongs to tests/pipeline or tests/e2e and takes results from ``built`` (see tests/clone.py), which the file that asks
+for it most makes at the very beginning; the others come when it is done. Tests of one step call its ``run`` in
+tests/unit. What takes more than half a minute belongs to tests/benchmarks. No test asserts wall-clock
 times: all waits are minutes, and only a failure uses them up.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that no process is left alone with one at the end."""
+    """Files with slow tests first, so that no process is left alone with one at the end, or waits for ``built``."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    takers = Counter(item.path for item in items if "built" in getattr(item, "fixturenames", ()))
+    maker = max(takers, key=takers.__getitem__, default=None)
+    items.sort(key=lambda item: (item.path not in slow, item.path in takers and item.path != maker, item.path != maker))
 
 
 @pytest.fixture(scope="session", autouse=True)

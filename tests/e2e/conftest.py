@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.presets import apply_overrides
-from tests.clone import clone, environment, run
+from tests.clone import environment, run, sharing
 from tests.e2e import services
 from tests.e2e.shared import Shared, commit
 
@@ -61,9 +61,12 @@ class Restartable:
 
 
 @pytest.fixture(scope="session")
-def team(tmp_path_factory, shared) -> Path:
-    """A clone at smoke size with one captioner, all committed, whose data go to the S3 server."""
-    folder = clone(tmp_path_factory.mktemp("team"))
+def team(tmp_path_factory, shared, built) -> Path:
+    """A clone at smoke size with one captioner, all committed, whose data go to the S3 server.
+
+    What comes before ``evaluate`` lies in the cache; from there on its stages run.
+    """
+    folder = sharing(built, tmp_path_factory.mktemp("team"))
     apply_overrides(folder / "params.yaml", {"captioners": ["static"], "evaluate.pictures": 2})
     run(folder, "dvc", "remote", "add", "-d", "store", "s3://dvc/procap")
     commit(folder, "Smoke size, and where the data are")

@@ -1,4 +1,4 @@
-"""Shards of a table on a Dask cluster of two processes, as a flow: the captions are those of one process."""
+"""Shards of a table on a cluster of two processes, as a flow: the captions are those of one process."""
 
 import json
 import subprocess
@@ -13,7 +13,6 @@ from tests.small import shaken, small_captioner
 from tests.unit.test_captioning import VOCABULARY, photograph, write
 
 pytestmark = pytest.mark.e2e
-pytest.importorskip("prefect_dask")
 
 CALL = """
 import sys
@@ -58,9 +57,11 @@ def captions(table: Path, bundle: Path, engine: str, workers: int) -> tuple[str,
     return (out / "captions.jsonl").read_text(), done.stdout + done.stderr
 
 
-def test_two_processes_of_dask_say_what_one_process_says(table, bundle):
-    spread, told = captions(table, bundle, "dask", 2)
-    assert "dask" in told.lower()
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_two_processes_of_a_cluster_say_what_one_process_says(table, bundle, engine):
+    pytest.importorskip(f"prefect_{engine}", reason=f"needs the extra procap[{engine}]")
+    spread, told = captions(table, bundle, engine, 2)
+    assert engine in told.lower()
     alone, _ = captions(table, bundle, "local", 1)
     assert spread == alone
     lines = [json.loads(line) for line in spread.splitlines()]

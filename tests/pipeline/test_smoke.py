@@ -1,6 +1,5 @@
-"""The real pipeline, small: it builds, does nothing twice, and gives the same bytes whatever happens on the way."""
+"""The real pipeline, small: it builds, does nothing twice, and says where everything came from."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,30 +7,9 @@ import sys
 import pytest
 
 from flows.presets import apply_overrides
-from tests.clone import IDENTITY, environment, lock_hashes, ran, read_json, run, sharing
+from tests.clone import IDENTITY, environment, lock_hashes, ran, read_json, run, sharing, without_java
 
 pytestmark = pytest.mark.slow
-
-DYING = """
-import os, signal, sys
-from flows.console import Terminal
-from procap.training import loop
-
-loop.STATE_SECONDS = loop.STATE_COST = 0.0
-shown = Terminal.progress
-
-def progress(self, items, what, total=None, done=0):
-    for number, item in enumerate(shown(self, items, what, total, done)):
-        if number == 22:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield item
-
-Terminal.progress = progress
-from flows.stage import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""A stage that is killed after 22 updates, and keeps its state whenever it may."""
-
 
 def test_every_step_leaves_what_it_promises(built):
     for path in (
@@ -110,38 +88,13 @@ def test_a_second_repro_does_nothing(built):
     assert not ran(run(built, "dvc", "repro"))
 
 
-def test_killed_at_pretrain_and_caption_a_rebuild_gives_the_same_bytes(built, first_hashes, tmp_path):
-    from mlflow import MlflowClient
-
-    again = sharing(built, tmp_path / "again")
-    assert not ran(run(again, "dvc", "repro", "tokenize")), "it lies in the cache"
-    for stage, words in (("pretrain", ["pretrain"]), ("caption@procap", ["caption", "--captioner", "procap"])):
-        more = {"PYTHONPATH": str(again)}
-        died = subprocess.run([sys.executable, "-c", DYING, *words], cwd=again, env=environment(more), timeout=7200)
-        assert died.returncode == -9
-        said = run(again, "dvc", "repro", "--no-run-cache", stage)
-        assert ran(said) == [stage]
-        assert "continuing at update 22 of 24" in said
-    hashes = lock_hashes(again)
-    assert {"data/pretrain/encoder.safetensors", "data/caption/procap/bundle"} <= set(hashes)
-    assert hashes == {path: first_hashes[path] for path in hashes}
-    client = MlflowClient(f"sqlite:///{again / 'mlflow.db'}")
-    runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    for stage in ("pretrain", "caption@procap"):
-        after, died = (run for run in runs if run.info.run_name == stage)
-        assert (after.info.status, died.info.status) == ("FINISHED", "KILLED")
-        assert after.data.tags["procap.resumed_from"] == died.info.run_id
-
-
 def test_a_parameter_of_caption_runs_again_what_follows_from_it(built, tmp_path):
-    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")  # METEOR would take longer than all the rest
-    (tmp_path / "java").chmod(0o755)
-    without_java = {"PATH": f"{tmp_path}{os.pathsep}{environment()['PATH']}"}
+    no_java = without_java(tmp_path, environment()["PATH"])
     params = built / "params.yaml"
     before = params.read_text()
     try:
         assert apply_overrides(params, {"caption.dropout": 0.2})
-        assert set(ran(run(built, "dvc", "repro", more=without_java))) == {
+        assert set(ran(run(built, "dvc", "repro", more=no_java))) == {
             "caption@static", "caption@procap", "evaluate@static", "evaluate@procap", "register",
         }  # fmt: skip
     finally:

@@ -1,6 +1,7 @@
 """The registry takes each bundle once, and gives an alias only to what was seen to work."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,28 @@ def served(client, tmp_path):
 
     register(client, new_run(client, tmp_path), make_bundle(tmp_path / "bundle", word="redness"), "procap", {}, None)
     return mlflow.pyfunc.load_model("models:/procap/1")
+
+
+def test_a_store_that_is_away_is_waited_for_and_not_taken_for_a_broken_model(client, monkeypatch):
+    from mlflow.exceptions import MlflowException
+
+    from flows.pipeline import StepFailed
+    from flows.registry import ask
+    from flows.store import PATIENCE
+
+    seen = []
+
+    def away(_):
+        seen.append({name: os.environ.get(name) for name in PATIENCE})
+        raise MlflowException("API request failed: Max retries exceeded with url: /api (Read timed out)")
+
+    monkeypatch.setattr(mlflow.pyfunc, "load_model", away)
+    assert {name: os.environ.get(name) for name in PATIENCE} == PATIENCE
+    with pytest.raises(MlflowException) as caught:
+        ask("models:/procap/1")
+    assert seen == [dict.fromkeys(PATIENCE)], "MLflow's own patience"
+    assert {name: os.environ.get(name) for name in PATIENCE} == PATIENCE
+    assert StepFailed("register", 255, [str(caught.value), "failed to run: ..., exited with 1"]).transient
 
 
 @pytest.mark.parametrize(
