@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -145,6 +146,11 @@ def compare_ends(attention: Attention, positions: AxialPositions) -> None:
         attention.out.weight[:, difference] *= 0.1
 
 
+def _upto(rows: int, gradient: Tensor) -> Tensor:
+    """The gradient of the first rows, and none of the others."""
+    return torch.cat([gradient[:rows], torch.zeros_like(gradient[rows:])])
+
+
 class ProcedureEncoder(nn.Module):
     """Sequence: [align] caption [csy] frames, with [ST1] before [csy] where there is one (``EncoderConfig``).
 
@@ -196,13 +202,20 @@ class ProcedureEncoder(nn.Module):
                 start_silent(block.attention.out)
 
     def hold_comparison(self) -> None:
-        """Keep what compares the ends as it is while stage 1 trains (our formulation).
+        """Let stage 1 train beside what compares the ends, which stays as it is (our formulation).
 
-        Hidden tokens all look alike; their gradients unlearn the comparison within 150 updates (docs/log.md).
+        Hidden tokens all look alike; their gradients unlearn the comparison within 150 updates. So what compares is
+        fixed, and all that trains writes into the first third of the width alone: what is there and what differs reach
+        stage 2 as they would without a stage 1 (docs/log.md).
         """
         first: Any = self.blocks[0]
         for part in (self.feature_norm, self.feature_embedding, self.positions, first.norm_attention, first.attention):
             part.requires_grad_(False)
+        third = self.config.width // 3
+        for block in cast(Any, self.blocks):
+            for linear in (block.feed[2], *([] if block is first else [block.attention.out])):
+                for weight in linear.parameters():
+                    weight.register_hook(partial(_upto, third))
 
     def embed_frames(self, features: Features, kept: Bool[Tensor, "b t n"] | None) -> Float[Tensor, "b t n d"]:
         """Frames as vectors; where ``kept`` is False the query stands in for what is hidden."""

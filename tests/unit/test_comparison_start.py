@@ -5,6 +5,7 @@ import torch
 
 from procap.models.build import build
 from procap.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from procap.training.optimiser import make_optimiser
 from tests.small import decoder_config, encoder_config, generator
 
 PLACES = [0, 5, 15]
@@ -39,3 +40,18 @@ def test_every_head_of_the_decoder_looks_at_the_place_that_differs_and_hardly_el
     query = attention.split(attention.query(torch.zeros(6, 1, 32)))  # a word that says nothing yet
     looks = ((query * keys).sum(-1) / query.shape[-1] ** 0.5).softmax(-1).reshape(6, 4, frames, 16)
     assert (looks[..., 5].sum(-1) > 0.99).all()
+
+
+def test_stage_one_trains_beside_the_comparison():
+    """Stage 2 finds what is there and what differs as if there had been no stage 1, and more in the first third."""
+    encoder, seen = network(2).encoder, ends(5)
+    start = encoder.imagine(seen).detach()
+    encoder.hold_comparison()
+    optimiser = make_optimiser("adamw", [(encoder, 1e-2)], weight_decay=0.1)
+    for _ in range(3):
+        optimiser.zero_grad()
+        encoder.token_head(encoder.imagine(seen)).square().mean().backward()
+        optimiser.step()
+    trained = encoder.imagine(seen)
+    assert torch.equal(trained[..., 16:], start[..., 16:])
+    assert (trained[..., :16] - start[..., :16]).abs().mean() > 0.01
