@@ -4,6 +4,7 @@ What rows have in common is computed once and found by the others in DVC's run c
 record holds the digest of its parameters and code; an interrupted one continues in its worktree.
 """
 
+import csv
 import json
 import os
 import subprocess
@@ -319,6 +320,17 @@ def last_lines(log: Path, count: int) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()][-count:]
 
 
+def training_curves(results: Path) -> dict[int, dict[str, float]]:
+    """{update: {val_CIDEr, train_loss, ...}} of stage 2, from the history that its training left beside the results."""
+    path = results.parents[1] / "caption" / results.name / "history.csv"
+    curves: dict[int, dict[str, float]] = {}
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                curves.setdefault(int(row["step"]), {})[f"{row['split']}_{row['name']}"] = float(row["value"])
+    return curves
+
+
 class Runs:
     """The MLflow runs of a table: a parent, and below it a child per row and seed, parent of its steps' runs."""
 
@@ -327,6 +339,8 @@ class Runs:
         self.params = check_params(dict(params), where="params.yaml")
         self.client = connect(root)
         self.facts = git_facts(root)
+        self.keys = [*dict.fromkeys(key for row in table.rows for key in flatten(row.overrides)), "replicate"]
+        """What distinguishes the rows; every row's run has all of them, for MLflow to compare and group by."""
         target = stage_name("evaluate", table.rows[0].captioner)
         key = f"table-{name}-{plan_digests(root, target, params)[target][:16]}"
         self.parent = self._run(key, f"table {name}", params["dataset"]["name"], {"mlflow.note.content": table.about})
@@ -345,13 +359,17 @@ class Runs:
             "seed": str(job.params["seed"]),
         }
         run = self._run(self.key(job), job.name, job.params["dataset"]["name"], tags)
-        values = flatten(job.row.overrides | {"replicate": job.replicate})
+        own = flatten(job.params)
+        values = {key: own[key] for key in self.keys}
         self._tracker(run).safely(lambda: [self.client.log_param(run, key, value) for key, value in values.items()])
         return run
 
     def finish(self, run: str, metrics: Mapping[str, Any], results: Path) -> None:
+        """Keep its numbers, and the curves of stage 2 under the row's own name."""
         tracker = self._tracker(run)
         tracker.metrics(flat(metrics))
+        for step, values in training_curves(results).items():
+            tracker.metrics(values, step)
         tracker.flush()
         tracker.artifact(results / "predictions.json")
         self.end(run, "FINISHED")

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from flows.store import connect
 from flows.tables import HOME
+from flows.tracking import LONGEST_TAG
 from procap.errors import BadInput
 from procap.evaluation.comparison import Comparison, System, compare, telling_pairs
 from procap.evaluation.comparison_page import Curve, Shown, markdown, page, rows
@@ -48,16 +50,18 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
             f"the table {name} was not run here", where=str(home), expected="its results", do=f"`procap ablate {name}`"
         )
     grid = json.loads((home / "grid.json").read_text(encoding="utf-8"))
-    contenders, missing = [], []
+    contenders, missing, runs = [], [], []
     lines: list[dict[str, Any]] = []
     for row in grid["rows"]:
         folders = []
         for job in row["jobs"]:
             folder = root / job["folder"] / "data" / "evaluate" / row["captioner"]
             record = (root / job["folder"]).with_name(f"{job['replicate']}.json")
-            if not record.exists() or json.loads(record.read_text(encoding="utf-8"))["digest"] != job["digest"]:
+            known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+            if known.get("digest") != job["digest"]:
                 missing.append(f"{row['name']} / {job['replicate']}")
                 continue
+            runs.append(known["run"])
             folders.append(folder)
             numbers = flat(_read(folder / "metrics.json"))
             place = (folder / "predictions.json").relative_to(root).as_posix()
@@ -79,7 +83,19 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
     client = connect(root)
     for file in ("results.csv", "comparison.csv", "comparison.md", "comparison.html"):
         client.log_artifact(grid["run"], str(home / file))
+    text = (home / "comparison.md").read_text(encoding="utf-8")
+    experiment = client.get_run(grid["run"]).info.experiment_id
+    client.set_tag(grid["run"], "mlflow.note.content", _note(text, runs, experiment))
     return written
+
+
+def _note(text: str, runs: Sequence[str], experiment: str) -> str:
+    """What the table's run says of itself on its page: the comparison, and a link to its rows' runs side by side."""
+    ids = ",".join(f'"{run}"' for run in runs)
+    address = quote(f'runs=[{ids}]&experiments=["{experiment}"]', safe="=&,")
+    link = f"[Its rows side by side, with their curves](#/compare-runs?{address})\n\n"
+    body = link + text.partition("\n\n")[2]
+    return body if len(body) <= LONGEST_TAG else body[: body.rindex("\n", 0, LONGEST_TAG)]
 
 
 def compare_paths(paths: Sequence[Path], target: Path, base: str | None = None) -> Written:

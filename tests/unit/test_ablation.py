@@ -65,6 +65,8 @@ out = {"prepare": "prepare/pairs.txt", "pretrain": "pretrain/encoder.txt", "capt
        "evaluate": f"evaluate/{captioner}/predictions.json"}[step]
 path = Path("data", out)
 path.parent.mkdir(parents=True, exist_ok=True)
+if step == "caption":
+    path.with_name("history.csv").write_text(f"step,split,name,value\\n1,val,CIDEr,{steps}\\n2,val,CIDEr,{2 * steps}")
 if step != "evaluate":
     facts = {"prepare": params["seed"], "pretrain": replicate, "caption": (replicate, steps)}
     path.write_text(f"{step} {facts[step]}")
@@ -173,6 +175,12 @@ def test_a_table_runs_shares_its_steps_and_survives_a_broken_row(store, project)
     second = runs["two + more / 0"]
     assert second.data.metrics["CIDEr"] == pytest.approx(float(lines[1]["CIDEr"]))
     assert second.data.params == {"caption.steps": "2", "replicate": "0"}
+    curve = store.get_metric_history(second.info.run_id, "val_CIDEr")
+    assert [(point.step, point.value) for point in curve] == [(1, 2.0), (2, 4.0)]
+    note = store.get_run(parent.info.run_id).data.tags["mlflow.note.content"]
+    assert "differs from one: +100.0" in note
+    assert all(runs[name].info.run_id in note for name in ("one / 0", "two + more / 0"))
+    assert runs["broken / 0"].info.run_id not in note
     assert [second.data.tags[f"procap.{tag}"] for tag in ("table", "row", "replicate")] == ["small", "two + more", "0"]
     assert "this row is broken" in runs["broken / 0"].data.tags["procap.error"]
     logged = {file.path for file in store.list_artifacts(parent.info.run_id)}
