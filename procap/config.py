@@ -15,6 +15,7 @@ from procap.errors import BadInput
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
 Elsewhere = Annotated[str, "elsewhere"]
 """A file or folder that no step makes; what changes in it makes the step run again (``flows/watching.py``)."""
 
@@ -29,7 +30,7 @@ CorpusName = Literal[
     "levir_mci",
     "table",
 ]
-CaptionerName = Literal["static", "procap", "ccrc"]
+CaptionerName = Literal["static", "procap", "ccrc", "mct_ccdiff", "decider"]
 Optimiser = Annotated[
     Literal["adamw", "adam", "bert_adam"],
     Field(description="adamw: ours; adam, bert_adam: stage 1 and stage 2 of the reference code"),
@@ -430,6 +431,53 @@ class CCRC(Own):
         return self
 
 
+class Diffusion(Own):
+    """Sizes and training of a text diffusion under the condition of a visual-difference encoder."""
+
+    embedding: Count = Field(description="e, numbers of a word's vector; the fewer, the longer noise hides the word")
+    width: Annotated[int, Field(multiple_of=8)] = Field(description="of encoder and denoiser")
+    heads: Count
+    encoder_layers: Count = Field(description="blocks of the visual-difference encoder")
+    layers: Count = Field(description="blocks of the denoiser")
+    draws: Count = Field(description="noise levels per caption and update")
+    self_conditioning: Share = Field(description="of the updates that feed back an earlier estimate; 0: never")
+    clamping: Share = Field(description="of the sampling steps, the last ones, that round estimates to words")
+    average: Annotated[float, Field(ge=0, lt=1)] = Field(
+        description="share that the averaged weights, which sentences are sampled with, keep at an update"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Diffusion":
+        if self.width % self.heads:
+            raise ValueError(f"width: {self.width} is not a multiple of heads ({self.heads})")
+        return self
+
+
+class MCTCCDiff(Diffusion):
+    """mct_ccdiff; 0 leaves a part out."""
+
+    mediators: Annotated[int, Field(ge=0)] = Field(
+        description="between words and pictures; 0: words look at the pictures directly"
+    )
+    tecl: Weight = Field(description="weight of the text embedding contrastive loss")
+    context: Weight = Field(description="weight of the context-augmented denoising term")
+    hidden: Share = Field(description="share of the words that it hides")
+
+
+class Decider(Diffusion):
+    """decider; 0 leaves a part out."""
+
+    code: Count = Field(description="d of the code, the condition")
+    bottleneck: Weight = Field(description="beta, of the code's divergence from N(0, I); 0: the code is its mean")
+    warmup: Count = Field(description="updates in which beta rises")
+    cross_modal: Weight = Field(description="weight of the contrast between codes and captions")
+    contrast: Weight = Field(description="weight of the contrastive diffusion loss")
+    negatives: Count = Field(description="captions of other pairs in it")
+    temperature: Rate = Field(description="that divides denoising losses in it")
+    positive: Weight = Field(description="length of the step that makes a code a hard positive")
+    negative: Weight = Field(description="length of the step that makes another caption a hard negative")
+
+
 class Evaluate(Section):
     beams: Annotated[int, Field(ge=1, le=16)] = Field(description="1: greedy")
     length_penalty: Annotated[float, Field(ge=0, le=4)] = Field(
@@ -509,6 +557,8 @@ class Params(Section):
     static: Own
     procap: Own
     ccrc: CCRC
+    mct_ccdiff: MCTCCDiff
+    decider: Decider
     evaluate: Evaluate
     register_: Register = Field(alias="register")
     hardware: Hardware

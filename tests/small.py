@@ -7,13 +7,17 @@ import torch
 from procap.captioners import Batch, Truth, captioner_class
 from procap.captioners.answers import Grammar
 from procap.captioners.ccrc import CCRCConfig
+from procap.captioners.decider import DeciderConfig
+from procap.captioners.mct_ccdiff import MCTCCDiffConfig
 from procap.models.build import build
 from procap.models.caption_decoder import CaptionDecoder, DecoderConfig
 from procap.models.change_fusion import FusionConfig
+from procap.models.difference_encoder import DifferenceConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
 from procap.models.language import LanguageConfig, small_body
 from procap.models.mask_decoder import MaskConfig
 from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
+from procap.models.text_diffusion import TextDiffusionConfig
 from procap.models.vqgan import VQGAN, VQGANConfig
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -64,6 +68,10 @@ def small_vqgan(seed: int = 0) -> VQGAN:
 def captioner_config(name: str, vocabulary: int = 20, words: int = 7) -> Any:
     if name == "ccrc":
         return ccrc_config(vocabulary, words)
+    if name == "mct_ccdiff":
+        return mct_ccdiff_config(vocabulary=vocabulary, words=words)
+    if name == "decider":
+        return decider_config(vocabulary=vocabulary, words=words)
     frames = 4 if captioner_class(name).pretrained else 2
     return EncoderDecoderConfig(
         encoder_config(frames, vocabulary=vocabulary, words=words), decoder_config(vocabulary, words), 0.0
@@ -101,6 +109,25 @@ def batch_of(name: str, b: int, **changes: int) -> Batch:
     """Pairs with sentences, and with the truth for captioners that are taught it."""
     taught = getattr(captioner_class(name), "taught", False)
     return Batch(features(b), sentences(b, **changes), truth=truth(b) if taught else None)
+
+
+def text_config(memory_width: int, vocabulary: int = 20, words: int = 7, **changes: Any) -> TextDiffusionConfig:
+    sizes = {"embedding": 16, "width": 32, "layers": 2, "heads": 4, "mediators": 0}
+    return TextDiffusionConfig(vocabulary, words, memory_width, **(sizes | changes))
+
+
+def mct_ccdiff_config(grid: int = 4, vocabulary: int = 20, words: int = 7, **changes: Any) -> MCTCCDiffConfig:
+    parts = {"draws": 2, "average": 0.9, "tecl": 0.1, "context": 0.5, "hidden": 0.5, "mediators": 3} | changes
+    text = text_config(32, vocabulary, words, mediators=parts.pop("mediators"))
+    return MCTCCDiffConfig(DifferenceConfig(grid, 8, 32, 1, 4, 32), text, **parts)
+
+
+def decider_config(grid: int = 4, vocabulary: int = 20, words: int = 7, **changes: Any) -> DeciderConfig:
+    parts = {
+        "draws": 2, "average": 0.9, "bottleneck": 0.001, "warmup": 20, "cross_modal": 0.1, "contrast": 0.1,
+        "negatives": 2, "temperature": 0.1, "positive": 1.0, "negative": 1.0,
+    } | changes  # fmt: skip
+    return DeciderConfig(DifferenceConfig(grid, 8, 32, 1, 4, 48), text_config(24, vocabulary, words), **parts)
 
 
 def small_captioner(name: str, seed: int = 0, **changes: int) -> torch.nn.Module:

@@ -155,6 +155,8 @@ CAPTIONERS = {
     "static": "procap.captioners.static:Static",
     "procap": "procap.captioners.procap:ProCap",
     "ccrc": "procap.captioners.ccrc:CCRC",
+    "mct_ccdiff": "procap.captioners.mct_ccdiff:MCTCCDiff",
+    "decider": "procap.captioners.decider:Decider",
 }
 
 

@@ -271,7 +271,7 @@ class PictureCaptioner:
         if reason.attention is not None:
             looks = enlarged(reason.attention, size)
             looks /= looks.max(axis=(1, 2), keepdims=True, initial=1e-12)
-        change = None if reason.change_map is None else enlarged(reason.change_map[None], size)[0]
+        change = None if reason.change_map is None else enlarged(reason.change_map[None], size)[0].clip(0, 1)
         drafts = tuple(Draft(self.bundle.vocabulary.decode(said.ids), said.probability) for said in reason.drafts)
         return Explanation(looks, looks, None, change, frames, drafts)
 

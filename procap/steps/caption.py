@@ -60,9 +60,11 @@ def run(params: Params, data: Path, *, captioner: str, report: Report = silent) 
         parts.insert(0, (model.network.encoder, settings.encoder_learning_rate))
     shown = _shown(params) if kind.pretrained and settings.between == "frames" else None
     taught = getattr(kind, "taught", False)
-    source = _Training(data, vocabulary, shown, taught, runtime)
+    source = _Training(data, vocabulary, shown, taught, getattr(kind, "paraphrases", False), runtime)
     balanced = model if isinstance(model, Balanced) else None
     optimiser = make_optimiser(settings.optimiser, parts, settings.weight_decay)
+    if hasattr(model, "updated"):
+        optimiser.register_step_post_hook(lambda *_: model.updated())
 
     def rows_of(step: int) -> np.ndarray:
         return source.train[batch_rows(step, len(source.train), settings.batch, params.training_seed)]
@@ -175,21 +177,22 @@ class _Training:
     """Cached features of what the captioner sees of the training pairs, and their captions."""
 
     def __init__(
-        self, data: Path, vocabulary: Vocabulary, shown: Shown | None, taught: bool, runtime: Runtime
+        self, data: Path, vocabulary: Vocabulary, shown: Shown | None, taught: bool, paraphrases: bool, runtime: Runtime
     ) -> None:
         self.pairs = Pairs.read(data / "prepare").split("train", "val")
         self.features = Shards(data / "tokenize", "features")
         self.frames = np.array([0, *(shown.numbers if shown else ()), self.features.shape[1] - 1])
         self.captions = caption_ids(self.pairs, vocabulary)
         self.train = np.flatnonzero((self.pairs.table["split"] == "train").to_numpy())
-        self.send = runtime.send
+        self.send, self.paraphrases = runtime.send, paraphrases
         self.known = Known(self.pairs, vocabulary, self.send) if taught else None
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
         frames = np.broadcast_to(self.frames, (len(rows), len(self.frames)))
         words = self.captions.draw(rows, generator)
+        captions = self.send(self.captions.all(rows)) if self.paraphrases else None
         truth = self.known.of(rows) if self.known else None
-        return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()), truth=truth)
+        return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()), captions, truth)
 
 
 def _validation(

@@ -1,20 +1,25 @@
 """What a captioner is made of: its ``Config`` from params, and from the data what follows from them."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from procap.captioners import captioner_class
 from procap.captioners.answers import REASONING, STRUCTURE, Grammar
 from procap.captioners.ccrc import CCRCConfig
+from procap.captioners.decider import DeciderConfig
+from procap.captioners.mct_ccdiff import MCTCCDiffConfig
 from procap.checkpoints.language_model import language_model_config, load_language_model
-from procap.config import CCRC, Own, Params
+from procap.config import CCRC, Diffusion, Own, Params
 from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.models.caption_decoder import DecoderConfig
 from procap.models.change_fusion import FusionConfig
+from procap.models.difference_encoder import DifferenceConfig
 from procap.models.encoder_decoder import EncoderDecoderConfig
 from procap.models.language import LanguageConfig, small_body
 from procap.models.mask_decoder import MaskConfig
 from procap.models.procedure_encoder import Imagining
+from procap.models.text_diffusion import TextDiffusionConfig
 from procap.steps.sources import encoder_config, tokenizer_config
 
 
@@ -70,4 +75,44 @@ def files_from_elsewhere(own: Own) -> list[Path]:
     return [Path(named)] if named and Path(named).exists() else []
 
 
-CONFIGS = {EncoderDecoderConfig: _encoder_decoder, CCRCConfig: _ccrc}
+def _difference(settings: Diffusion, data: Path, out: int) -> DifferenceConfig:
+    seen = tokenizer_config(data)
+    return DifferenceConfig(seen.grid, seen.feature_width, settings.width, settings.encoder_layers, settings.heads, out)
+
+
+def _text(settings: Diffusion, vocabulary: Vocabulary, memory_width: int, mediators: int) -> TextDiffusionConfig:
+    return TextDiffusionConfig(
+        len(vocabulary), vocabulary.length, memory_width, settings.embedding, settings.width, settings.layers,
+        settings.heads, mediators, self_conditioning=settings.self_conditioning, clamping=settings.clamping,
+    )  # fmt: skip
+
+
+def _mct_ccdiff(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) -> MCTCCDiffConfig:
+    own: Any = params.own("mct_ccdiff")
+    return MCTCCDiffConfig(
+        _difference(own, data, own.width),
+        _text(own, vocabulary, own.width, own.mediators),
+        **_chosen(own, MCTCCDiffConfig),
+    )
+
+
+def _decider(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) -> DeciderConfig:
+    own: Any = params.own("decider")
+    return DeciderConfig(
+        _difference(own, data, 2 * own.code),
+        _text(own, vocabulary, own.code, mediators=0),
+        **_chosen(own, DeciderConfig),
+    )
+
+
+def _chosen(own: Diffusion, kind: type) -> dict[str, Any]:
+    """What a captioner's ``Config`` takes from its section as it is."""
+    return own.model_dump(include={field.name for field in fields(kind)})
+
+
+CONFIGS = {
+    EncoderDecoderConfig: _encoder_decoder,
+    CCRCConfig: _ccrc,
+    MCTCCDiffConfig: _mct_ccdiff,
+    DeciderConfig: _decider,
+}

@@ -8,7 +8,7 @@ import torch
 
 from procap.config import Caption, Params, Pretrain
 from procap.datasets.pairs import Pairs
-from procap.datasets.vocabulary import Vocabulary
+from procap.datasets.vocabulary import PAD, Vocabulary
 from procap.models.procedure_encoder import EncoderConfig
 from procap.models.vqgan import VQGANConfig
 from procap.training.loop import Plan
@@ -20,7 +20,7 @@ def read_vocabulary(data: Path) -> Vocabulary:
 
 
 def tokenizer_config(data: Path) -> VQGANConfig:
-    """Sizes of the VQGAN."""
+    """Sizes of the tokenizer, and so of the frozen features."""
     sizes = json.loads((data / "tokenizer" / "vqgan.json").read_text(encoding="utf-8"))
     return VQGANConfig(**sizes | {"multipliers": tuple(sizes["multipliers"])})
 
@@ -52,7 +52,7 @@ def make_plan(settings: Pretrain | Caption, seed: int) -> Plan:
 
 
 class CaptionIds:
-    """All captions of the pairs as word numbers; one is drawn each time."""
+    """All captions of the pairs as word numbers."""
 
     def __init__(self, ids: list[np.ndarray]) -> None:
         self.ids = np.concatenate(ids)
@@ -63,6 +63,13 @@ class CaptionIds:
         """One caption per row, uniformly, as (b, l)."""
         u = torch.rand(len(rows), generator=generator, dtype=torch.float64).numpy()
         return torch.from_numpy(self.ids[self.starts[rows] + (u * self.counts[rows]).astype(int)])
+
+    def all(self, rows: np.ndarray) -> np.ndarray:
+        """All captions of each row, as (b, o, l); rows of [PAD] where one has fewer than the most."""
+        out = np.full((len(rows), self.counts.max(initial=0), self.ids.shape[1]), PAD, np.int64)
+        for number, row in enumerate(rows):
+            out[number, : self.counts[row]] = self.ids[self.starts[row] : self.starts[row] + self.counts[row]]
+        return out
 
 
 def caption_ids(pairs: Pairs, vocabulary: Vocabulary) -> CaptionIds:
