@@ -37,6 +37,13 @@ TINY: dict[str, Any] = {
     "caption.decoder_heads": 2,
     "caption.steps": 3,
     "caption.batch": 4,
+    "ccrc.width": 16,
+    "ccrc.layers": 1,
+    "ccrc.heads": 2,
+    "ccrc.fusion_layers": 1,
+    "ccrc.mask_width": 16,
+    "ccrc.mask_tokens": 2,
+    "ccrc.mask_rounds": 1,
     "hardware.device": "cpu",
     "hardware.threads": 1,
 }

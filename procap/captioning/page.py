@@ -66,6 +66,10 @@ def explanation_page(about: About, before: Pixels, after: Pixels, caption: Capti
     first, last = (_small(picture, caption.change_mask) for picture in (before, after))
     view = explained(first, last, caption.words, caption.word_probabilities, caption.explanation)
     facts = [("sentence", f"probability {caption.probability:.3g}")]
+    if caption.reasoning is not None:
+        line = caption.reasoning
+        facts.insert(0, ("reasoning", ", ".join(filter(None, (line.change, line.object, line.where)))))
+        facts.append(("outline", "white" if caption.change_mask is not None else "nothing that could be outlined"))
     if caption.change_probability is not None:
         facts.append(("any change", f"probability {caption.change_probability:.3g}"))
     facts += [
