@@ -26,8 +26,8 @@ _ENDS = ARTICLES | _words(
     "of in on at to from into onto by with without near behind beside between under over above below next around "
     "across along through and or but while as than that which who whose where when also too still just "
     "turned turns became becomes changed changes moved moves went goes appeared appears disappeared disappears "
-    "vanished showed shows looks got made remade painted added removed taken placed put built replaced missing gone "
-    "shifted relocated"
+    "vanished show showed shows looks got made remade painted added removed taken placed put built replaced missing "
+    "gone shifted relocated"
 )
 
 
