@@ -24,7 +24,7 @@ def check_out(root: Path, folder: Path, commit: str) -> None:
 
 def remove(root: Path, folder: Path) -> None:
     """Take a worktree away with all that is in it."""
-    subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(folder)], check=False)
+    subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(folder)], capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

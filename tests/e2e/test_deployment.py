@@ -5,6 +5,7 @@ What comes before ``evaluate`` lies in the cache of ``built``; from there on its
 
 import os
 import random
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -63,8 +64,6 @@ def worker(workspace, prefect, tmp_path_factory) -> Iterator[None]:
     run(workspace, "procap", "deploy", more=prefect)  # again changes nothing
     log = Path(prefect["PREFECT_HOME"]) / "worker.log"
     words = [str(Path(environment()["PATH"].split(os.pathsep)[0]) / "prefect"), "worker", "start", "--pool", "gpu"]
-    from flows.process import end_family
-
     with log.open("wb") as out:
         # A worker started by a service manager knows nothing of the virtual environment.
         bare = environment(prefect) | without_java(tmp_path_factory.mktemp("none"), os.defpath)
@@ -74,7 +73,8 @@ def worker(workspace, prefect, tmp_path_factory) -> Iterator[None]:
         try:
             yield
         finally:
-            end_family(process)
+            os.killpg(process.pid, signal.SIGKILL)  # no run is left; asked to end, it takes half a minute
+            process.wait()
 
 
 def trigger(prefect: dict[str, str], wait: float = 7200, **parameters):

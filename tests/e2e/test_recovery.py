@@ -98,19 +98,21 @@ def client(shared, monkeypatch):
     return MlflowClient(shared.mlflow)
 
 
-def step_runs(client, name: str) -> list[Any]:
+def newest(client, name: str, status: str) -> Any:
+    """The newest run of a stage, once it says so; None before."""
     ids = [one.experiment_id for one in client.search_experiments(filter_string="name LIKE 'procap/%'")]
-    return client.search_runs(ids, f"attributes.run_name = '{name}'", order_by=["attributes.start_time DESC"])
+    runs = client.search_runs(ids, f"attributes.run_name = '{name}'", 1, 1, ["attributes.start_time DESC"])
+    return runs[0] if runs and runs[0].info.status == status else None
 
 
 def test_a_cancel_ends_dvc_and_the_step_and_leaves_no_process(team, shared, trained, client):
     run_id = start(shared, overrides=ENDLESS)
     until("training", lambda: working(team, "flows.stage caption"))
-    until("run in MLflow", lambda: step_runs(client, "caption@static")[0].info.status == "RUNNING")
+    until("run in MLflow", lambda: newest(client, "caption@static", "RUNNING"))
     run(team, "prefect", "flow-run", "cancel", run_id, more=shared.env)  # what the button in the UI does
     assert ended(shared, run_id)["name"] == "Cancelled"
     until("end of all processes", lambda: not working(team), 60)
-    assert step_runs(client, "caption@static")[0].info.status == "KILLED"
+    assert newest(client, "caption@static", "KILLED")
 
 
 def test_after_a_kill_9_of_everything_the_doctor_tidies_up_and_the_next_run_ends_well(team, shared, trained, client):
@@ -168,9 +170,9 @@ def test_of_two_colliding_runs_the_second_waits_for_the_first(team, shared, trai
     assert ("Running", "Running") not in states
 
 
-def test_the_prefect_server_may_be_restarted_in_the_middle_of_a_run(team, shared, trained):
+def test_the_prefect_server_may_be_restarted_in_the_middle_of_a_run(team, shared, trained, client):
     run_id = start(shared, overrides=LONGER)
-    until("training", lambda: working(team, "flows.stage caption"))
+    until("training", lambda: newest(client, "caption@static", "RUNNING"))
     shared.restart["prefect"].stop()
     time.sleep(5)
     assert working(team, "flows.stage caption"), "it trains on without the server"
@@ -181,15 +183,15 @@ def test_the_prefect_server_may_be_restarted_in_the_middle_of_a_run(team, shared
 def test_the_mlflow_server_may_be_restarted_in_the_middle_of_a_run(team, shared, trained, client):
     run_id = start(shared, overrides=LONGER | {"caption.steps": 2100})
     until("training", lambda: working(team, "flows.stage caption"))
-    until("run in MLflow", lambda: step_runs(client, "caption@static")[0].info.status == "RUNNING")
+    until("run in MLflow", lambda: newest(client, "caption@static", "RUNNING"))
     shared.restart["mlflow"].stop()
     time.sleep(5)
     assert working(team, "flows.stage caption"), "it trains on without the server"
     shared.restart["mlflow"].start()
     assert ended(shared, run_id)["name"] == "Completed"
-    newest = step_runs(client, "caption@static")[0]
-    assert newest.info.status == "FINISHED"
-    history = client.get_metric_history(newest.info.run_id, "val_CIDEr")
+    finished = newest(client, "caption@static", "FINISHED")
+    assert finished
+    history = client.get_metric_history(finished.info.run_id, "val_CIDEr")
     assert [point.step for point in history] == [500, 1000, 1500, 2000, 2100]
 
 
