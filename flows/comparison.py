@@ -85,16 +85,19 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
         client.log_artifact(grid["run"], str(home / file))
     text = (home / "comparison.md").read_text(encoding="utf-8")
     experiment = client.get_run(grid["run"]).info.experiment_id
-    client.set_tag(grid["run"], "mlflow.note.content", _note(text, runs, experiment))
+    client.set_tag(grid["run"], "mlflow.note.content", _note(name, text, runs, experiment))
     return written
 
 
-def _note(text: str, runs: Sequence[str], experiment: str) -> str:
-    """What the table's run says of itself on its page: the comparison, and a link to its rows' runs side by side."""
-    ids = ",".join(f'"{run}"' for run in runs)
-    address = quote(f'runs=[{ids}]&experiments=["{experiment}"]', safe="=&,")
-    link = f"[Its rows side by side, with their curves](#/compare-runs?{address})\n\n"
-    body = link + text.partition("\n\n")[2]
+def _note(table: str, text: str, runs: Sequence[str], experiment: str) -> str:
+    """What the table's run says of itself on its page: the comparison, and links to its rows' runs."""
+    ids, of = quote(json.dumps(list(runs), separators=(",", ":"))), quote(json.dumps([experiment]))
+    rows = quote(f"tags.`procap.table` = '{table}' AND tags.`procap.row` != ''")
+    links = (
+        f"[Charts of the rows](#/experiments/{experiment}/runs?searchFilter={rows}&compareRunsMode=CHART), "
+        f"[rows side by side](#/compare-runs?runs={ids}&experiments={of})"
+    )
+    body = links + "\n\n" + text.partition("\n\n")[2]
     return body if len(body) <= LONGEST_TAG else body[: body.rindex("\n", 0, LONGEST_TAG)]
 
 

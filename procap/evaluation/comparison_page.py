@@ -268,7 +268,7 @@ TEMPLATE = (
 <td><div style="display: flex; align-items: center; gap: .4rem"><span class="track" style="min-width: 3rem">
 <i class="fill" style="display: block; height: .7rem; border-radius: 3px; background: rgba(var(--blue), .8);
  width: {{ "%.1f"|format(100 * shares[kind][0]) }}%"></i></span>
-<span>{{ "%.0f"|format(100 * shares[kind][0]) }} %</span></div>
+<span style="min-width: 3rem; text-align: right">{{ "%.0f"|format(100 * shares[kind][0]) }} %</span></div>
 <small class="soft">[{{ "%.0f, %.0f"|format(100 * shares[kind][1], 100 * shares[kind][2]) }}]</small></td>
 {% endfor %}
 </tr>

@@ -32,6 +32,7 @@ td { padding: .25rem .4rem; }
 .bar div { display: flex; align-items: center; gap: .5rem; white-space: nowrap; }
 .bar i { display: block; height: .7rem; border-radius: 3px; background: rgba(var(--blue), .8); min-width: 1px; }
 .bar i + span, .bar span { font-size: .85rem; }
+.bar div > span:last-child { min-width: 6.2rem; text-align: right; }
 .track { flex: 1; }
 .matrix td { text-align: center; border: 2px solid var(--card); border-radius: 4px; }
 .matrix th.stated { text-align: center; }
