@@ -68,6 +68,7 @@ class CCRC(nn.Module):
             hidden = spoken if config.learns == "both" else None
             self.outline = MaskDecoder(config.mask, config.fusion.grid, config.fusion.feature_width, width, hidden)
         self.means: Tensor
+        self.updates: Tensor
         self.register_buffer("means", torch.ones(len(TERMS)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 

@@ -179,7 +179,9 @@ class PictureCaptioner:
 
     def _line(self, prediction: Prediction) -> ReasoningLine | None:
         said = prediction.reasoning
-        return said and ReasoningLine(said.kind, self.bundle.vocabulary.decode(said.object_ids), said.place)
+        if said is None:
+            return None
+        return ReasoningLine(said.kind, self.bundle.vocabulary.decode(said.object_ids), said.place)
 
     @property
     def _network(self) -> EncoderDecoder | None:

@@ -97,7 +97,7 @@ def _lines(
 
 def record(caption: Caption) -> dict[str, Any]:
     """A caption as plain JSON values, 6 digits after the point; a mask as PNG in base64, white where it is True."""
-    line = {
+    line: dict[str, Any] = {
         "caption": caption.text,
         "probability": _rounded(caption.probability),
         "change_probability": _rounded(caption.change_probability),

@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
         """(hidden states of new inputs, keys and values of all); ``past`` stays as it is."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self.body.config)
+        cache: Any = DynamicCache(config=self.body.config)
         for layer, (keys, values) in enumerate(past or ()):
             cache.update(keys, values, layer)
         found = self.body(inputs_embeds=inputs, cache=cache, use_cache=True)

@@ -43,7 +43,7 @@ class Outlines:
         true = pairs.changed(masked)
         return [
             Outline(told[row].id, told[row].group, told[row].actual, _sized(drawn[row], mask.shape), mask)
-            for row, mask in zip(masked, true, strict=True)
+            for row, mask in zip(masked.tolist(), true, strict=True)
         ]
 
 
