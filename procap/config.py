@@ -461,7 +461,6 @@ class MCTCCDiff(Diffusion):
     )
     tecl: Weight = Field(description="weight of the text embedding contrastive loss")
     context: Weight = Field(description="weight of the context-augmented denoising term")
-    hidden: Share = Field(description="share of the words that it hides")
 
 
 class Decider(Diffusion):

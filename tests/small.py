@@ -117,7 +117,7 @@ def text_config(memory_width: int, vocabulary: int = 20, words: int = 7, **chang
 
 
 def mct_ccdiff_config(grid: int = 4, vocabulary: int = 20, words: int = 7, **changes: Any) -> MCTCCDiffConfig:
-    parts = {"draws": 2, "average": 0.9, "tecl": 0.1, "context": 0.5, "hidden": 0.5, "mediators": 3} | changes
+    parts = {"draws": 2, "average": 0.9, "tecl": 0.1, "context": 0.5, "mediators": 3} | changes
     text = text_config(32, vocabulary, words, mediators=parts.pop("mediators"))
     return MCTCCDiffConfig(DifferenceConfig(grid, 8, 32, 1, 4, 32), text, **parts)
 

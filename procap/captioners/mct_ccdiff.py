@@ -12,19 +12,8 @@ from torch import nn
 from procap.captioners import Batch
 from procap.captioners.contrast import alike, another, info_nce, pooled, temperature
 from procap.captioners.diffusion import DiffusionCaptioner, DiffusionNetwork
-from procap.models.caption_decoder import Past
 from procap.models.difference_encoder import DifferenceConfig
-from procap.models.text_diffusion import (
-    Noised,
-    TextDiffusion,
-    TextDiffusionConfig,
-    denoising_loss,
-    draw_levels,
-    draw_noise,
-    noised,
-    rounding_error,
-    squared_error,
-)
+from procap.models.text_diffusion import TextDiffusionConfig, context_loss, denoising_loss, draw_levels, noised
 from procap.shapes import Float, Scalar, Tensor
 
 
@@ -42,8 +31,6 @@ class MCTCCDiffConfig:
     """Of the text embedding contrastive loss."""
     context: float
     """Of the context-augmented denoising term."""
-    hidden: float
-    """Share of the words that it hides."""
 
 
 class MCTCCDiff(DiffusionCaptioner):
@@ -66,7 +53,7 @@ class MCTCCDiff(DiffusionCaptioner):
         estimate = text.self_conditioned(one.x_t, t, condition, generator)
         terms = {"diffusion": denoising_loss(text, one, estimate).mean()}
         if config.context:
-            terms["context"] = config.context * context_loss(text, one, condition, config.hidden, generator)
+            terms["context"] = config.context * context_loss(text, one, condition, generator).mean()
         if config.tecl:
             anchors = pooled(estimate.x_0, words)[:: config.draws]
             terms["tecl"] = config.tecl * self.text_contrast(batch, anchors, generator)
@@ -83,20 +70,3 @@ class MCTCCDiff(DiffusionCaptioner):
             for words in (batch.words[:, 1:], another(batch, generator)[:, 1:])
         ]
         return torch.stack(found).mean()
-
-
-def context_loss(
-    text: TextDiffusion, one: Noised, condition: Past, hidden: float, generator: torch.Generator
-) -> Scalar:
-    """Some words are under noise of level T, the others stay at their own: how far off is what is made of those?
-
-    The network has to find a word by its neighbours, even where its own vector tells nothing.
-    """
-    draw = torch.rand(one.words.shape, generator=generator, device=generator.device)
-    away = (draw < hidden).to(one.t.device)
-    noise = draw_noise(one.x_t.shape, generator, one.x_t.device)
-    x_t = torch.where(away[..., None], noise, one.x_t)
-    t = one.t.masked_fill(away, text.config.levels)
-    estimate = text.predict_x0(x_t, t, condition)
-    error = squared_error(estimate, one.x_0) + rounding_error(estimate.logits, one.words)
-    return (error * away).sum() / away.sum().clamp(min=1)

@@ -4,7 +4,7 @@ x_0 is a sentence as vectors, x_t the same under noise of level t in [0, T]. The
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -296,19 +296,48 @@ def denoising_loss(diffusion: TextDiffusion, one: Noised, estimate: Estimate) ->
     return squared_error(estimate, one.target) + rounding_error(estimate.logits, one.words) + rounding
 
 
+def hide(one: Noised, levels: int, generator: torch.Generator) -> tuple[Noised, Bool[Tensor, "rows l"]]:
+    """(the sentence with some places under pure noise, which ones): from one place to all, equally often."""
+    rows, places = one.words.shape
+    draw = torch.rand(rows, places, generator=generator, device=generator.device)
+    shift = torch.rand((), generator=generator, device=generator.device)
+    order = torch.randperm(rows, generator=generator, device=generator.device)
+    count = 1 + ((order + shift) / rows * places).floor().clamp(max=places - 1)
+    away = (draw.argsort(1).argsort(1) < count[:, None]).to(one.t.device)
+    noise = draw_noise(one.x_t.shape, generator, one.x_t.device)
+    x_t = torch.where(away[..., None], noise, one.x_t)
+    return replace(one, t=one.t.masked_fill(away, levels), x_t=x_t, target=one.x_0), away
+
+
+def mean_of(values: Float[Tensor, "rows l"], here: Bool[Tensor, "rows l"]) -> Float[Tensor, " rows"]:
+    """Of each row, over the places that count."""
+    return (values * here).sum(1) / here.sum(1)
+
+
+def context_loss(
+    diffusion: TextDiffusion, one: Noised, condition: Past, generator: torch.Generator
+) -> Float[Tensor, " rows"]:
+    """Some words are under noise of level T, the others stay at their own: how far off is what is made of those?
+
+    The network has to find a word by its neighbours, even where its own vector tells nothing.
+    """
+    hidden, away = hide(one, diffusion.config.levels, generator)
+    estimate = diffusion.predict_x0(hidden.x_t, hidden.t, condition)
+    return mean_of(squared_error(estimate, hidden.target) + rounding_error(estimate.logits, hidden.words), away)
+
+
 @torch.no_grad()
 def word_bound(
     diffusion: TextDiffusion, words: Int[Tensor, "rows l"], condition: Past, draws: int, generator: torch.Generator
 ) -> Float[Tensor, " rows"]:
-    """Upper bound of -log p(w | condition) in nats, estimated with ``draws`` levels each (docs/diffusion.md)."""
+    """Upper bound of -log p(w | condition) in nats by the diffusion, estimated with ``draws`` levels each."""
     config = diffusion.config
-    rows = words.repeat_interleave(draws, 0)
+    rows, wide = words.repeat_interleave(draws, 0), _wide(condition, draws)
     shift = torch.rand(len(words), 1, generator=generator, device=generator.device)
     u = (torch.arange(draws, device=generator.device) + shift) / draws
-    t = 1 + (u * config.levels).floor().clamp(max=config.levels - 1).to(words.device)
-    t = repeat(t, "b r -> (b r) l", l=config.places)
+    level = 1 + (u * config.levels).floor().clamp(max=config.levels - 1).to(words.device)
+    t = repeat(level, "b r -> (b r) l", l=config.places)
     one = noised(diffusion, rows, t, generator)
-    wide = [(keys.repeat_interleave(draws, 0), values.repeat_interleave(draws, 0)) for keys, values in condition]
     estimate = diffusion.predict_x0(one.x_t, t, wide)
     first = t == 1
     target = torch.where(first[..., None], diffusion.embed(rows), one.x_0)
@@ -317,3 +346,21 @@ def word_bound(
     distance = (estimate.x_0 - target).square().sum(-1)
     rounding = rounding_error(one.x_0 @ diffusion.table.T, rows)
     return (weight * distance + rounding).sum(1).reshape(len(words), draws).mean(1)
+
+
+@torch.no_grad()
+def context_bound(
+    diffusion: TextDiffusion, words: Int[Tensor, "rows l"], condition: Past, draws: int, generator: torch.Generator
+) -> Float[Tensor, " rows"]:
+    """Upper bound of -log p(w | condition) in nats by finding words from their neighbours, in any order."""
+    rows, wide = words.repeat_interleave(draws, 0), _wide(condition, draws)
+    clean = noised(diffusion, rows, torch.zeros(rows.shape, device=rows.device), generator)
+    hidden, away = hide(clean, diffusion.config.levels, generator)
+    estimate = diffusion.predict_x0(hidden.x_t, hidden.t, wide)
+    found = mean_of(rounding_error(estimate.logits, rows), away)
+    return diffusion.config.places * found.reshape(len(words), draws).mean(1)
+
+
+def _wide(condition: Past, rows: int) -> Past:
+    """What several rows of each pair read."""
+    return [(keys.repeat_interleave(rows, 0), values.repeat_interleave(rows, 0)) for keys, values in condition]

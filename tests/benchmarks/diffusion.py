@@ -47,7 +47,7 @@ def mediators() -> None:
             memory = torch.randn(PAIRS, n, WIDTH, generator=generator())
             for name, attention in ways.items():
                 calls[f"{name} {n}"] = _look(attention, x, attention.keys_values(memory))
-        found = {name: 1000 * median(several).cpu / PAIRS for name, several in alternate(calls, 15).items()}
+        found = {name: 1000 * median(several).cpu / PAIRS for name, several in alternate(calls, 7).items()}
         for name in ways:
             took = [found[f"{name} {n}"] for n in TOKENS]
             slope = 1000 * (took[-1] - took[0]) / (TOKENS[-1] - TOKENS[0])
@@ -59,7 +59,7 @@ def _look(attention: DirectAttention | MediatorAttention, x: torch.Tensor, read:
     return lambda: [attention.attend(x, *read) for _ in range(4)]
 
 
-def speed(pairs: int = 64) -> None:
+def speed(pairs: int = 32) -> None:
     """Captions per CPU second, from cached features, at the sizes of the default run."""
     encoder = EncoderConfig(4, 8, 76, 256, VOCABULARY, WORDS, WIDTH, 2, HEADS, start="comparison")
     procap = ProCap(EncoderDecoderConfig(encoder, DecoderConfig(VOCABULARY, WORDS, WIDTH, WIDTH, 2, HEADS, 0.0), 0.0))
@@ -70,7 +70,7 @@ def speed(pairs: int = 64) -> None:
         for steps in STEPS:
             calls[f"{name}, {steps} steps"] = _caption(captioners[name], features, Decoding(steps=steps))
         calls[f"{name}, 20 steps, 5 candidates"] = _caption(captioners[name], features, Decoding(candidates=5))
-    found = {name: pairs / median(several).cpu for name, several in alternate(calls, 5).items()}
+    found = {name: pairs / median(several).cpu for name, several in alternate(calls, 3).items()}
     rows = "| way | captions/s | of procap's |\n| --- | --- | --- |"
     print(f"\ncaptions per CPU second, {pairs} pairs at once\n\n{rows}")
     for name, rate in found.items():
@@ -87,7 +87,7 @@ def _text(memory_width: int, mediators: int) -> TextDiffusionConfig:
 
 
 def _mct_ccdiff() -> MCTCCDiff:
-    config = MCTCCDiffConfig(DifferenceConfig(8, 76, WIDTH, 2, HEADS, WIDTH), _text(WIDTH, 8), 2, 0.99, 0.1, 0.5, 0.5)
+    config = MCTCCDiffConfig(DifferenceConfig(8, 76, WIDTH, 2, HEADS, WIDTH), _text(WIDTH, 8), 2, 0.99, 0.1, 0.5)
     return build(lambda: MCTCCDiff(config), generator())
 
 

@@ -9,7 +9,7 @@ from procap.captioners import GREEDY, Batch, Decoding
 from procap.captioners.contrast import alike, another, info_nce, pooled, temperature
 from procap.captioners.decider import caption_errors, contrastive_loss, hard_negative, hard_positive
 from procap.datasets.vocabulary import PAD, SPECIALS
-from procap.models.text_diffusion import draw_levels, draw_noise
+from procap.models.text_diffusion import context_bound, draw_levels, draw_noise, word_bound
 from tests.diffused import decider, mct_ccdiff, world
 from tests.small import generator, small_captioner
 
@@ -41,6 +41,23 @@ def test_tecl_drives_different_captions_apart_at_no_loss_of_words():
 def test_mediators_say_as_much_as_direct_attention():
     batch, _ = world(64, seed=5)
     assert right(mct_ccdiff(**PLAIN), batch) >= right(mct_ccdiff(**PLAIN | {"mediators": 0}), batch) - 0.05
+
+
+def bounds(captioner, batch: Batch) -> torch.Tensor:
+    """Of -log p(w), per pair: by the diffusion and by the neighbours."""
+    network, words = captioner.average.module, batch.words[:, 1:]
+    condition = network.text.denoiser.read(network.memory(batch.features))
+    ways = word_bound, context_bound
+    return torch.stack([bound(network.text, words, condition, 16, generator(3)) for bound in ways])
+
+
+def test_the_context_term_makes_the_bound_tighter():
+    """The estimate of -log p(w) is the lower one of the two; log 2 is what the pair leaves open."""
+    batch, _ = world(64, seed=5)
+    plain, helped = (bounds(mct_ccdiff(**PLAIN | {"context": weight}), batch) for weight in (0.0, 0.5))
+    assert helped.min(0).values.mean() < plain.min(0).values.mean() - 0.5
+    assert helped[1].mean() > 0.6
+    assert right(mct_ccdiff(**PLAIN | {"context": 0.5}), batch) > 0.9
 
 
 def test_negatives_say_something_else():

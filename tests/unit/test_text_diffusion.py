@@ -7,7 +7,6 @@ import torch
 
 from procap.captioners import Prediction
 from procap.captioners.diffusion import barred_words, chosen
-from procap.captioners.mct_ccdiff import context_loss
 from procap.datasets.vocabulary import EOS, PAD, SPECIALS
 from procap.models.build import build
 from procap.models.caption_decoder import waves
@@ -16,10 +15,13 @@ from procap.models.text_diffusion import (
     SPREAD,
     Estimate,
     TextDiffusion,
+    context_bound,
+    context_loss,
     draw_levels,
     noised,
     rounding_error,
     squared_error,
+    word_bound,
 )
 from tests.small import generator, sentences, shaken, text_config
 
@@ -176,29 +178,49 @@ def test_what_words_look_at_sums_to_one(kind):
 
 
 def test_the_context_term_scores_hidden_words_and_shows_nothing_of_them(monkeypatch):
-    diffusion, words = small(), sentences(4)[:, 1:]
-    one = noised(diffusion, words, torch.full((4, 6), 100.0), generator())
+    diffusion, words = small(), sentences(6)[:, 1:]
+    one = noised(diffusion, words, torch.full((6, 6), 100.0), generator())
     seen = {}
     predict = diffusion.predict_x0
 
     def watch(x_t, t, condition):
-        seen.update(x_t=x_t, t=t)
-        seen["found"] = predict(x_t, t, condition)
+        seen.update(x_t=x_t, t=t, found=predict(x_t, t, condition))
         return seen["found"]
 
     monkeypatch.setattr(diffusion, "predict_x0", watch)
-    loss = context_loss(diffusion, one, condition(diffusion, 4), 0.5, generator(7))
+    loss = context_loss(diffusion, one, condition(diffusion, 6), generator(7))
     away = seen["t"] == 1000
-    assert 0.25 < away.float().mean() < 0.75
+    assert sorted(away.sum(1).tolist()) == [1, 2, 3, 4, 5, 6], "from one place to all"
     assert torch.equal(seen["t"][~away], one.t[~away])
     assert torch.equal(seen["x_t"][~away], one.x_t[~away])
     error = squared_error(seen["found"], one.x_0) + rounding_error(seen["found"].logits, one.words)
-    torch.testing.assert_close(loss, error[away].mean())
+    torch.testing.assert_close(loss, torch.stack([row[here].mean() for row, here in zip(error, away, strict=True)]))
     shown = seen["x_t"]
-    other = noised(diffusion, words.flip(0), torch.full((4, 6), 100.0), generator())
-    context_loss(diffusion, other, condition(diffusion, 4), 0.5, generator(7))
+    other = noised(diffusion, words.flip(0), torch.full((6, 6), 100.0), generator())
+    context_loss(diffusion, other, condition(diffusion, 6), generator(7))
     assert torch.equal(seen["x_t"][away], shown[away]), "whatever the words are"
     assert not torch.isclose(seen["x_t"], shown)[~away].all()
+
+
+@pytest.mark.parametrize("bound", [word_bound, context_bound])
+def test_a_bound_of_a_guess_is_the_guess_and_of_a_sure_denoiser_almost_nothing(bound, monkeypatch):
+    diffusion, words = small(), sentences(6)[:, 1:]
+    read = condition(diffusion, 6)
+    one_hot = torch.nn.functional.one_hot(words, 20) * 100.0
+
+    def says(logits):
+        monkeypatch.setattr(
+            diffusion, "predict_x0", lambda x_t, t, condition: Estimate(logits.softmax(-1) @ diffusion.table, logits)
+        )
+        return bound(diffusion, words, read, 40, generator(1))
+
+    sure, guess = says(one_hot.repeat_interleave(40, 0)), says(torch.zeros(240, 6, 20))
+    assert (sure < guess).all()
+    if bound is context_bound:
+        torch.testing.assert_close(guess, torch.full((6,), 6 * math.log(20)))
+        assert sure.max() < 1e-3
+    else:
+        assert (guess > 6 * math.log(20)).all(), "a bound from above"
 
 
 def test_only_words_are_sampled_and_the_last_place_ends_a_sentence():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from procap.captioners import Decoding, captioner_class
 from procap.checkpoints.midpoints import load_midpoint
 from procap.config import Params
 from procap.datasets.pairs import Pairs
@@ -209,3 +210,24 @@ def alike(one, other, stage: str) -> bool:
     if {name: w.shape for name, w in mine.items()} != {name: w.shape for name, w in theirs.items()}:
         return False
     return same(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["mct_ccdiff", "decider"])
+def test_a_diffusion_captioner_follows_its_updates_and_sees_all_captions(trained, name, monkeypatch):
+    kind, seen = captioner_class(name), []
+    loss = kind.loss
+    monkeypatch.setattr(kind, "loss", lambda self, batch, *, generator: seen.append(batch) or loss(
+        self, batch, generator=generator
+    ))  # fmt: skip
+    small = {"steps": 4, "width": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "draws": 1}
+    data = trained(tiny_params(**{f"{name}__{key}": value for key, value in small.items()}), name)
+    kept = weights(data, "caption", name)
+    assert int(kept["average.n_averaged"]) == 4
+    assert not torch.equal(kept["average.module.text.embedding"], kept["network.text.embedding"])
+    for batch in seen:
+        assert batch.captions.shape[1] > 1
+        assert (batch.captions == batch.words[:, None]).all(2).any(1).all(), "the pair's own is among them"
+    bundle = load_bundle(data / "caption" / name / "bundle")
+    pairs = Pairs.read(data / "prepare").split("test")
+    said = [bundle.caption(pairs.before(), pairs.after(), decoding=Decoding(steps=3)) for _ in range(2)]
+    assert said[0] == said[1]
