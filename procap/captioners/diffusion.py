@@ -41,7 +41,9 @@ class DiffusionCaptioner(nn.Module):
     paraphrases = True
     """Its batches have all captions of a pair."""
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
+    network: Any
+
+    def __init__(self, network: DiffusionNetwork, decay: float) -> None:
         super().__init__()
         self.network = network
         self.average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))

@@ -1,6 +1,7 @@
 """The visual-difference encoder of the diffusion captioners: before, after and what lies between, place by place."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,7 +53,8 @@ class DifferenceEncoder(nn.Module):
     def _start_comparing(self) -> None:
         """First weights: a token's first number is how much its place differs, and blocks begin as nothing."""
         without_biases(self)
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             start_silent(block.attention.out)
             start_silent(block.feed[2])
         self.out.weight[:, -1] = 0

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import nn
 
-from procap.models.layers import Attention
+from procap.models.layers import Attention, Blocked
 from procap.models.looking import weights
 from procap.shapes import Float, Tensor
 
@@ -34,7 +34,10 @@ class MediatorAttention(Attention):
         x: Float[Tensor, "rows l d"],
         keys: Float[Tensor, "b heads m d2"],
         values: Float[Tensor, "b heads m d2"],
-        **_: None,
+        *,
+        causal: bool = False,
+        blocked: Blocked | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "rows l d"]:
         """Sentences of one pair stand next to one another; each has mediators of its own."""
         queries, mediators = self.bridge(x)
@@ -59,7 +62,10 @@ class DirectAttention(Attention):
         x: Float[Tensor, "rows l d"],
         keys: Float[Tensor, "b heads m d2"],
         values: Float[Tensor, "b heads m d2"],
-        **_: None,
+        *,
+        causal: bool = False,
+        blocked: Blocked | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "rows l d"]:
         """As if all sentences of a pair were one."""
         return super().attend(x.reshape(len(keys), -1, x.shape[-1]), keys, values).reshape(x.shape)
