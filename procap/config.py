@@ -493,7 +493,7 @@ class Evaluate(Section):
     )
     batch: Count
     pictures: Annotated[int, Field(ge=0)] = Field(description="test pairs shown on the page")
-    sentence_model: str | None = Field(
+    sentence_model: Elsewhere | None = Field(
         description="folder of a model for sentence_similarity; null: the installed one, if there is one"
     )
 

@@ -106,6 +106,7 @@ class Decider(DiffusionCaptioner):
     """Information-bottleneck condition, adversarial hard samples, contrastive diffusion loss."""
 
     Config = DeciderConfig
+    network: CodedNetwork
 
     def __init__(self, config: DeciderConfig) -> None:
         super().__init__(CodedNetwork(config.encoder, config.text), config.average)

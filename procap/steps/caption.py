@@ -214,8 +214,8 @@ def _validation(
         for rows in np.array_split(np.arange(len(pairs)), -(-len(pairs) // 64))
     ]
 
-    masked = np.flatnonzero(pairs.table["mask"] >= 0) if getattr(model, "segments", False) else ()
-    true = pairs.changed(masked) if len(masked) else ()
+    masked = np.flatnonzero((pairs.table["mask"].to_numpy() >= 0) & getattr(model, "segments", False))
+    true = pairs.changed(masked)
 
     def validate() -> dict[str, float]:
         said: list[str] = []

@@ -33,7 +33,7 @@ def test_every_parameter_that_is_a_free_text_is_watched_or_a_name():
     assert {f"{step}.{key}" for step, found in keys().items() for key in found} == {
         "prepare.vocabulary", "interpolate.checkpoint", "interpolate.h5", "sample.visual_checkpoint",
         "sample.visual_text_checkpoint", "sample.scores", "tokenizer.checkpoint", "pretrain.checkpoint",
-        "ccrc.language_model",
+        "ccrc.language_model", "evaluate.sentence_model",
     }  # fmt: skip
 
 
