@@ -316,7 +316,7 @@ def metrics() -> None:
         )
     console.print(scores_table(scores))
     for name, why in skipped_metrics(root).items():
-        console.print(f"[dim]{name} left out: {why}[/dim]")
+        console.print(f"{name} left out: {why}", style="dim", markup=False)
     if versions := read_versions(root):
         console.print(versions_table(versions))
 

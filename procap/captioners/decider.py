@@ -4,6 +4,7 @@ The paper's abstract names the parts; its text gives no formula, so that all of 
 (docs/diffusion.md).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -193,11 +194,7 @@ def hard_positive(
     length: float,
 ) -> Float[Tensor, "b n d"]:
     """The code after a step of this length in the direction that raises the denoising loss of its own caption."""
-    with torch.enable_grad():
-        start = z.detach().requires_grad_()
-        error = caption_errors(text, x_0.detach()[:, None], t, noise, start).sum()
-        (gradient,) = torch.autograd.grad(error, start)
-    return z + length * unit(gradient)
+    return z + length * uphill(lambda code: caption_errors(text, x_0.detach()[:, None], t, noise, code), z)
 
 
 def hard_negative(
@@ -209,15 +206,14 @@ def hard_negative(
     length: float,
 ) -> Float[Tensor, "b l e"]:
     """A foreign caption after a step of this length in the direction that lowers its denoising loss under the code."""
+    return x_0 - length * uphill(lambda caption: caption_errors(text, caption[:, None], t, noise, z.detach()), x_0)
+
+
+def uphill(errors: Callable[[Tensor], Tensor], at: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+    """Where each pair's error grows fastest, of length 1; gradients stop here."""
     with torch.enable_grad():
-        start = x_0.detach().requires_grad_()
-        error = caption_errors(text, start[:, None], t, noise, z.detach()).sum()
-        (gradient,) = torch.autograd.grad(error, start)
-    return x_0 - length * unit(gradient)
-
-
-def unit(gradient: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
-    """Of length 1 for each pair."""
+        start = at.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(errors(start).sum(), start)
     return gradient / gradient.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
 
 

