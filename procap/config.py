@@ -413,6 +413,7 @@ class CCRC(Own):
     layers: Count = Field(description="of the small language model")
     heads: Count = Field(description="of the small language model and of the fusion")
     fusion_layers: Count
+    places: Count = Field(description="that the language model reads, those that differ most")
     mask_width: Annotated[int, Field(multiple_of=8)]
     mask_tokens: Count
     mask_rounds: Count = Field(description="in which mask tokens look at both scales")

@@ -84,7 +84,7 @@ def ccrc_config(
     language = LanguageConfig(small_body(32, 1, 2, 40), Grammar(vocabulary).size, prompt=1, lora=lora)
     fusion = FusionConfig(grid=4, feature_width=8, width=32, layers=1, heads=2, gate=gate)
     sizes = {"side": 16, "width": 16, "tokens": 2, "rounds": 1, "heads": 2} | mask
-    return CCRCConfig(fusion, language, MaskConfig(**sizes), vocabulary, words, learns)
+    return CCRCConfig(fusion, language, MaskConfig(**sizes), vocabulary, words, places=6, learns=learns)
 
 
 def truth(b: int, side: int = 16, seed: int = 0) -> Truth:

@@ -35,6 +35,8 @@ class CCRCConfig:
     """v, marks included."""
     words: int
     """l, marks included."""
+    places: int
+    """k: the language model reads so many, those that differ most."""
     learns: Literal["both", "captions", "masks"] = "both"
     """``captions``: never outlines; ``masks``: writes nothing, and outlines what it sees change (ablations)."""
 
@@ -84,7 +86,7 @@ class CCRC(nn.Module):
         hidden = None
         if self.config.learns != "masks":
             answers = self._answers(batch)
-            opening = self.language.opening(self.projection(fused.tokens))
+            opening, _ = self._opening(fused)
             read, _ = self.language(torch.cat([opening, self.language.rows(answers)], dim=1))
             logits = self.language.logits(read[:, opening.shape[1] - 1 : -1])
             targets = answers.where(answers != BOS, PAD)
@@ -158,11 +160,13 @@ class CCRC(nn.Module):
         fused = self.fusion(features)
         if self.config.learns == "masks":
             return [Reason(change_map=prior) for prior in fused.prior]
-        opening = self.language.opening(self.projection(fused.tokens))
+        opening, places = self._opening(fused)
         longest = max((len(said.ids) for said in predictions), default=0)
         rows = [self._written(said) + [PAD] * (longest - len(said.ids)) for said in predictions]
         words = self.language.rows(torch.tensor(rows, device=features.device))
-        seen = self.language.looks(torch.cat([opening, words], dim=1))[..., : fused.prior.shape[1]]
+        looks = self.language.looks(torch.cat([opening, words], dim=1))[..., : places.shape[1]]
+        seen = looks.new_zeros(*looks.shape[:2], fused.prior.shape[1])
+        seen.scatter_(2, places[:, None].expand(-1, looks.shape[1], -1), looks)
         first = opening.shape[1] + REASONING
         return [
             Reason(looks[first : first + len(said.ids)], prior * (said.change_probability or 0))
@@ -190,9 +194,14 @@ class CCRC(nn.Module):
             return truth.masked & (segmentable(truth) | (truth.kinds == KINDS.index(NO_CHANGE)))
         return segmentable(truth)
 
+    def _opening(self, fused: Fused) -> tuple[Float[Tensor, "b m d"], Int[Tensor, "b k"]]:
+        """(what an answer begins after, the places that it shows)."""
+        tokens, places = fused.most_different(self.config.places)
+        return self.language.opening(self.projection(tokens)), places
+
     def _reason(self, fused: Fused) -> tuple[list[Reasoning], Past, list[float]]:
         """(reasoning lines, what follows reads, probabilities that anything changed)."""
-        hidden, past = self.language(self.language.opening(self.projection(fused.tokens)))
+        hidden, past = self.language(self._opening(fused)[0])
         last = torch.full((len(hidden),), BOS, device=hidden.device)
         line: list[Tensor] = []
         changed: list[float] = []
@@ -243,4 +252,4 @@ def _of(
     rows: Bool[Tensor, " b"], features: Tensor, fused: Fused, hidden: Tensor | None
 ) -> tuple[Tensor, Fused, Tensor | None]:
     """What the segmenting chain takes of these pairs."""
-    return features[rows], Fused(fused.tokens[rows], fused.prior[rows]), None if hidden is None else hidden[rows]
+    return features[rows], fused.of(rows), None if hidden is None else hidden[rows]

@@ -8,7 +8,7 @@ from einops import rearrange, repeat
 from torch import nn
 
 from procap.models.layers import Attention, FeedForward
-from procap.shapes import Float, Tensor
+from procap.shapes import Bool, Float, Int, Tensor
 
 USUAL_DISTANCE = 0.1
 """Between features of a place that only light changed, at most; where gates open at first (measured on our scenes)."""
@@ -41,6 +41,17 @@ class Fused:
     """Of every place: the change there, and both pictures."""
     prior: Float[Tensor, "b n"]
     """The gated attention map: how much the heads look at a place; the greatest of a pair is 1."""
+    distance: Float[Tensor, "b n"]
+    """How far a place's features are apart; see ``distances``."""
+
+    def most_different(self, count: int) -> tuple[Float[Tensor, "b k d"], Int[Tensor, "b k"]]:
+        """(tokens of the places that differ most, the most different first; which places these are)."""
+        places = self.distance.topk(min(count, self.distance.shape[1]), dim=1).indices
+        return self.tokens.gather(1, places[..., None].expand(-1, -1, self.tokens.shape[2])), places
+
+    def of(self, rows: Bool[Tensor, " b"]) -> "Fused":
+        """The same of some of the pairs."""
+        return Fused(self.tokens[rows], self.prior[rows], self.distance[rows])
 
 
 def distances(features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b n"]:
@@ -126,7 +137,7 @@ class ChangeFusion(nn.Module):
             x, weights = block(x, pictures, distance)
             seen.append(weights)
         tokens = self.out(torch.cat([x, ends[:, 0], ends[:, 1]], dim=-1))
-        return Fused(tokens, self._prior(torch.stack(seen), distance))
+        return Fused(tokens, self._prior(torch.stack(seen), distance), distance)
 
     def _prior(self, weights: Float[Tensor, "layers b heads n n"], distance: Float[Tensor, "b n"]) -> Tensor:
         """What all heads look at, each place's look counting by how open its gate is there."""

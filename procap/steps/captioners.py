@@ -51,7 +51,7 @@ def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) 
         body, prompt = language_model_config(own.language_model)
         language = LanguageConfig(body, words, prompt, own.lora)
     else:
-        length = sizes.grid ** 2 + 1 + REASONING + vocabulary.length + 1
+        length = min(own.places, sizes.grid**2) + 1 + REASONING + vocabulary.length + 1
         language = LanguageConfig(small_body(own.width, own.layers, own.heads, length), words, 1)
     return CCRCConfig(
         FusionConfig(sizes.grid, sizes.feature_width, own.width, own.fusion_layers, own.heads, own.gate),
@@ -59,7 +59,7 @@ def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) 
         MaskConfig(
             sizes.image_size, own.mask_width, own.mask_tokens, own.mask_rounds, own.heads, own.priors, own.refiner
         ),
-        len(vocabulary), vocabulary.length, own.learns,
+        len(vocabulary), vocabulary.length, own.places, own.learns,
     )  # fmt: skip
 
 

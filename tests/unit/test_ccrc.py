@@ -46,7 +46,7 @@ def test_ten_thousand_answers_of_random_logits_all_have_the_form(monkeypatch):
     model = captioner()
     model.language = Babble(GRAMMAR.size, 32)
     monkeypatch.setattr(model.outline, "forward", lambda pairs, *_: torch.zeros(len(pairs), 16, 16))
-    nothing = Fused(torch.zeros(1000, 1, 32), torch.zeros(1000, 1))
+    nothing = Fused(torch.zeros(1000, 1, 32), torch.zeros(1000, 1), torch.ones(1000, 1))
     monkeypatch.setattr(model.fusion, "forward", lambda pairs: nothing)
     said = [
         one
@@ -223,7 +223,7 @@ def test_a_mask_lies_as_the_places_lie():
     config = replace(ccrc_config(refiner=False).mask, priors=False)
     decoder = shaken(build(lambda: MaskDecoder(config, 4, 8, 32, None), generator()), 0.1)
     pair = features(1)
-    fused = Fused(torch.zeros(1, 16, 32), torch.zeros(1, 16))
+    fused = Fused(torch.zeros(1, 16, 32), torch.zeros(1, 16), torch.ones(1, 16))
     with torch.no_grad():
         plain = decoder(pair, fused, None)
         for place in (0, 3, 12, 15):
