@@ -137,6 +137,31 @@ def test_the_gate_turns_attention_to_what_differs():
     assert with_gate[5] / with_gate.mean() > 4 * without[5] / without.mean()
 
 
+def test_the_language_model_reads_the_places_that_differ_most():
+    distance = torch.tensor([[0.1, 0.9, 0.2, 0.5], [0.4, 0.3, 0.2, 0.1]])
+    tokens = torch.arange(8.0).reshape(2, 4, 1)
+    read, places = Fused(tokens, torch.zeros(2, 4), distance).most_different(2)
+    assert places.tolist() == [[1, 3], [0, 1]]
+    assert read[..., 0].tolist() == [[1, 3], [4, 5]]
+    everything, _ = Fused(tokens, torch.zeros(2, 4), distance).most_different(9)
+    assert everything.shape == (2, 4, 1)
+
+
+def test_words_look_at_the_places_that_were_read_and_at_no_others():
+    model, pairs = captioner(), features(3)
+    with torch.no_grad():
+        model.language.out.bias[GRAMMAR.seg :] -= 100
+    said = model.caption(pairs, decoding=Decoding(), generator=generator())
+    assert all(one.ids for one in said), "this shows nothing"
+    told = model.why(pairs, said, decoding=Decoding(), generator=generator())
+    _, places = model.fusion(pairs).most_different(model.config.places)
+    for one, reason, read in zip(said, told, places, strict=True):
+        assert reason.attention.shape == (len(one.ids), 16)
+        seen = reason.attention > 0
+        assert seen[:, read].all()
+        assert not seen[:, [place for place in range(16) if place not in read]].any()
+
+
 def test_attention_of_a_closed_gate_is_nothing():
     attention = shaken(ChangeAwareAttention(32, 2, gate=True))
     distance = torch.full((1, 16), 1e-6)
