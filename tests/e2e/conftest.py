@@ -25,12 +25,12 @@ def shared(tmp_path_factory) -> Iterator[Shared]:
 
     base = environment(QUIET)
     with ExitStack() as stack:
-        database = stack.enter_context(services.postgres(folder / "postgres"))
         store = stack.enter_context(services.s3(folder / "s3.log", base))
-        ports = {name: services.free_port() for name in ("mlflow", "prefect")}
-        mlflow = Restartable(lambda: services.mlflow(folder, base, database, store, ports["mlflow"]))
-        prefect = Restartable(lambda: services.prefect(folder, base, database, ports["prefect"]))
-        for server in (mlflow, prefect):
+        ports = {name: services.free_port() for name in ("postgres", "mlflow", "prefect")}
+        database = Restartable(lambda: services.postgres(folder / "postgres", ports["postgres"]))
+        mlflow = Restartable(lambda: services.mlflow(folder, base, database.address, store, ports["mlflow"]))
+        prefect = Restartable(lambda: services.prefect(folder, base, database.address, ports["prefect"]))
+        for server in (database, mlflow, prefect):
             server.start()
             stack.callback(server.stop)
         kept = {key: value for key, value in services.SECRETS.items() if key != "PGPASSWORD"}
@@ -38,7 +38,7 @@ def shared(tmp_path_factory) -> Iterator[Shared]:
             "MLFLOW_TRACKING_URI": mlflow.address, "PREFECT_API_URL": prefect.address, "AWS_ENDPOINT_URL_S3": store,
             "AWS_DEFAULT_REGION": "us-east-1", "PREFECT_HOME": str(folder / "prefect"),
         }  # fmt: skip
-        restart = {"mlflow": mlflow, "prefect": prefect}
+        restart = {"postgres": database, "mlflow": mlflow, "prefect": prefect}
         yield Shared(folder, mlflow.address, prefect.address, store, env, restart)
 
 

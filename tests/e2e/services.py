@@ -44,41 +44,49 @@ def postgres_programs() -> Path | None:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[int]:
-    """A server with the three databases, passwords checked; its port."""
-    programs, port = postgres_programs(), free_port()
+def postgres(folder: Path, port: int) -> Iterator[str]:
+    """A server with the three databases, passwords checked; its address. Its end is a crash; a second start goes on."""
+    programs = postgres_programs()
     assert programs is not None
-    folder.mkdir(parents=True)
-    secret = folder / "password"
-    secret.write_text(SECRETS["PGPASSWORD"])
-    as_user: dict = {}
-    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-        owner = pwd.getpwnam("postgres")
-        as_user = {"user": owner.pw_uid, "group": owner.pw_gid}
-        for path in (folder, secret):
-            os.chown(path, owner.pw_uid, owner.pw_gid)
-        for above in folder.parents[:3]:
-            above.chmod(above.stat().st_mode | 0o011)
+    data, as_user = folder / "data", _as_postgres()
 
     def call(program: str, *words: str) -> None:
         subprocess.run([str(programs / program), *words], check=True, cwd=folder, **as_user, capture_output=True)
 
-    data = folder / "data"
-    call("initdb", "-D", str(data), "-U", USER, "-A", "scram-sha-256", "--pwfile", str(secret))
+    new = not data.exists()
+    if new:
+        folder.mkdir(parents=True)
+        secret = folder / "password"
+        secret.write_text(SECRETS["PGPASSWORD"])
+        if as_user:
+            for path in (folder, secret):
+                os.chown(path, as_user["user"], as_user["group"])
+            for above in folder.parents[:3]:
+                above.chmod(above.stat().st_mode | 0o011)
+        call("initdb", "-D", str(data), "-U", USER, "-A", "scram-sha-256", "--pwfile", str(secret))
     options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -p {port} -c fsync=off"
     call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
     try:
-        import psycopg2
+        if new:
+            import psycopg2
 
-        where = f"host=127.0.0.1 port={port} user={USER} dbname=postgres password={SECRETS['PGPASSWORD']}"
-        connection = psycopg2.connect(where)
-        connection.autocommit = True
-        for name in DATABASES:
-            connection.cursor().execute(f"CREATE DATABASE {name}")
-        connection.close()
-        yield port
+            where = f"host=127.0.0.1 port={port} user={USER} dbname=postgres password={SECRETS['PGPASSWORD']}"
+            connection = psycopg2.connect(where)
+            connection.autocommit = True
+            for name in DATABASES:
+                connection.cursor().execute(f"CREATE DATABASE {name}")
+            connection.close()
+        yield f"127.0.0.1:{port}"
     finally:
         call("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+
+
+def _as_postgres() -> dict:
+    """Whom PostgreSQL runs as: it refuses to be root."""
+    if os.geteuid():
+        return {}
+    owner = pwd.getpwnam("postgres")
+    return {"user": owner.pw_uid, "group": owner.pw_gid}
 
 
 @contextmanager
@@ -129,19 +137,19 @@ def s3_client(address: str):
 
 
 @contextmanager
-def mlflow(folder: Path, base: Mapping[str, str], database: int, store: str, port: int | None = None) -> Iterator[str]:
+def mlflow(folder: Path, base: Mapping[str, str], database: str, store: str, port: int | None = None) -> Iterator[str]:
     """MLflow as in compose.yaml; its address."""
     port = port or free_port()
     auth = folder / "auth.ini"
     text = (Path(__file__).parents[2] / "infra" / "compose" / "auth.ini").read_text()
-    auth.write_text(text.replace("postgres:5432", f"127.0.0.1:{database}"))
+    auth.write_text(text.replace("postgres:5432", database))
     environment = {
         **base,
         "PGPASSWORD": SECRETS["PGPASSWORD"],
         "AWS_ACCESS_KEY_ID": SECRETS["AWS_ACCESS_KEY_ID"],
         "AWS_SECRET_ACCESS_KEY": SECRETS["AWS_SECRET_ACCESS_KEY"],
         "AWS_DEFAULT_REGION": "us-east-1",
-        "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg2://{USER}@127.0.0.1:{database}/mlflow",
+        "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg2://{USER}@{database}/mlflow",
         "MLFLOW_ARTIFACTS_DESTINATION": "s3://mlflow",
         "MLFLOW_S3_ENDPOINT_URL": store,
         "MLFLOW_AUTH_CONFIG_PATH": str(auth),
@@ -158,7 +166,7 @@ def mlflow(folder: Path, base: Mapping[str, str], database: int, store: str, por
 
 
 @contextmanager
-def prefect(folder: Path, base: Mapping[str, str], database: int, port: int | None = None) -> Iterator[str]:
+def prefect(folder: Path, base: Mapping[str, str], database: str, port: int | None = None) -> Iterator[str]:
     """A Prefect server as in compose.yaml; the address of its API."""
     port = port or free_port()
     address = f"http://127.0.0.1:{port}"
@@ -166,7 +174,7 @@ def prefect(folder: Path, base: Mapping[str, str], database: int, port: int | No
         **base,
         "PGPASSWORD": SECRETS["PGPASSWORD"],
         "PREFECT_HOME": str(folder / "prefect-server"),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{USER}@127.0.0.1:{database}/prefect",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{USER}@{database}/prefect",
         "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,

@@ -19,7 +19,7 @@ class Shared:
     s3: str
     env: dict[str, str]
     restart: dict[str, Any]
-    """Stops and starts ``mlflow`` or ``prefect`` at the same port."""
+    """Stops and starts ``postgres``, ``mlflow`` or ``prefect`` at the same port."""
 
 
 def commit(folder: Path, why: str) -> None:

@@ -180,19 +180,23 @@ def test_the_prefect_server_may_be_restarted_in_the_middle_of_a_run(team, shared
     assert ended(shared, run_id)["name"] == "Completed"
 
 
-def test_the_mlflow_server_may_be_restarted_in_the_middle_of_a_run(team, shared, trained, client):
-    run_id = start(shared, overrides=LONGER | {"caption.steps": 700})
+@pytest.mark.parametrize("server", ["mlflow", "postgres"])
+def test_the_mlflow_server_or_the_database_may_be_restarted_in_the_middle_of_a_run(
+    team, shared, trained, client, server
+):
+    steps = {"mlflow": 700, "postgres": 800}[server]
+    run_id = start(shared, overrides=LONGER | {"caption.steps": steps})
     until("training", lambda: working(team, "flows.stage caption"))
     until("run in MLflow", lambda: newest(client, "caption@static", "RUNNING"))
-    shared.restart["mlflow"].stop()
+    shared.restart[server].stop()
     time.sleep(5)
     assert working(team, "flows.stage caption"), "it trains on without the server"
-    shared.restart["mlflow"].start()
+    shared.restart[server].start()
     assert ended(shared, run_id)["name"] == "Completed"
     finished = newest(client, "caption@static", "FINISHED")
     assert finished
     history = client.get_metric_history(finished.info.run_id, "val_CIDEr")
-    assert [point.step for point in history] == [200, 400, 600, 700]
+    assert [point.step for point in history] == [200, 400, 600, steps]
 
 
 HOLDER = """
