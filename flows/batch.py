@@ -12,6 +12,7 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.origin import parsed
+from flows.process import mark_process
 from flows.promotion import find
 from flows.store import connect
 from procap.errors import BadInput
@@ -55,7 +56,7 @@ def _captioner(model: str, device: str) -> Any:
     return load_captioner(model, device)
 
 
-@flow(name="shards", persist_result=False)
+@flow(name="shards", persist_result=False, on_running=[mark_process])
 def shards(table: str, out: str, count: int, shard: int, model: str, device: str, batch: int, beams: int) -> list[Any]:
     """All shards of a table; the task runner says where."""
     futures = [
@@ -65,7 +66,7 @@ def shards(table: str, out: str, count: int, shard: int, model: str, device: str
     return [future.result() for future in futures]
 
 
-@flow(name="batch-caption", persist_result=False)
+@flow(name="batch-caption", persist_result=False, on_running=[mark_process])
 def batch_caption(
     pairs: str,
     out: str,

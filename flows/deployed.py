@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime
 
 from flows.pipeline import alone, steps_to_date
-from flows.process import child_environment, stream
+from flows.process import child_environment, mark_process, stream
 from procap.errors import BadInput
 
 
@@ -20,7 +20,7 @@ class CommandFailed(RuntimeError):
     """A command ended with another status than 0; its last words."""
 
 
-@flow(name="ablation", persist_result=False)
+@flow(name="ablation", persist_result=False, on_running=[mark_process])
 def ablation(
     table: str,
     seeds: int = 1,
@@ -42,7 +42,7 @@ def ablation(
         create_markdown_artifact(page.read_text(encoding="utf-8"), key=f"ablation-{_key(table)}")
 
 
-@flow(name="promote", persist_result=False)
+@flow(name="promote", persist_result=False, on_running=[mark_process])
 def promotion(
     model: str | None = None,
     source: str = "challenger",
@@ -68,7 +68,7 @@ def promotion(
         raise CommandFailed(f"version {done.wanted} is not promoted; {serves} serves as before")
 
 
-@flow(name="validate-data", persist_result=False)
+@flow(name="validate-data", persist_result=False, on_running=[mark_process])
 def validate_data(folder: str | None = None) -> None:
     """Hold the corpus of params.yaml, or the one in ``folder``, against its rules; critical breaks fail the run."""
     from prefect.artifacts import create_table_artifact

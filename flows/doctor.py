@@ -3,11 +3,9 @@
 Each look is a function that yields findings; with ``fix`` it also mends what can be mended without losing anything.
 """
 
-import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import locks
-from flows.lineage import git, git_facts, read_yaml
+from flows.lineage import git, git_facts, is_dead, read_yaml
 from flows.store import check_server, connect, show_uri, tracking_uri
 from flows.upkeep import orphaned_runs
 from procap.errors import BadInput
@@ -27,8 +25,6 @@ PACKAGES = ("dvc", "great-expectations", "mlflow", "numba", "numpy", "pandas", "
 OLDEST_PYTHON = (3, 11)
 SPARE_GB = 5
 OLD_STATE_DAYS = 14
-CLOCK_SECONDS = 60
-"""By which the server's clock and this one may differ."""
 SECRETS = (
     "password", "secret_access_key", "access_key_id", "session_token", "account_key", "connection_string", "token",
 )  # fmt: skip
@@ -294,34 +290,7 @@ def _stuck_runs(fix: bool) -> Iterator[str]:
     running = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])))
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=running):
-            if _gone(run) or _parent_is_over(client, run):
+            if is_dead({key: str(value) for key, value in run.labels.items()}):
                 if fix:
                     client.set_flow_run_state(run.id, Crashed(message="procap doctor: its process is gone"), force=True)
                 yield run.name
-
-
-def _gone(run: Any) -> bool:
-    """Whether a worker of this machine started it and its process is gone, or the number is another one's since."""
-    import psutil
-
-    host, _, pid = (run.infrastructure_pid or "").rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        process = psutil.Process(int(pid))
-        younger = run.start_time is not None and process.create_time() > run.start_time.timestamp() + CLOCK_SECONDS
-        return younger or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _parent_is_over(client: Any, run: Any) -> bool:
-    """Whether a stage's run outlived the pipeline's run that it is tagged with."""
-    from prefect.exceptions import ObjectNotFound
-
-    for tag in run.tags:
-        if tag.startswith("pipeline:"):
-            with contextlib.suppress(ObjectNotFound, ValueError):
-                parent = client.read_flow_run(tag.removeprefix("pipeline:"))
-                return parent.state is not None and parent.state.is_final()
-    return False

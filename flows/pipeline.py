@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows import locks
 from flows.presets import apply_overrides
-from flows.process import child_environment, stream
+from flows.process import child_environment, mark_process, stream
 from flows.results import SHOWN, read_scores
 from flows.stage import ON_ACCELERATOR
 from flows.store import AWAY, connect, show_uri, tracking_uri, workspace_lock
@@ -70,7 +70,7 @@ def reproduce(step: str) -> None:
         raise StepFailed(step, status, tail)
 
 
-@flow(name="procap", persist_result=False)
+@flow(name="procap", persist_result=False, on_running=[mark_process])
 def pipeline(targets: list[str] | None = None, overrides: dict[str, Any] | None = None) -> None:
     """Bring the pipeline up to date.
 

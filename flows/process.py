@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.lineage import process_facts
 from flows.store import QUIET
 
 
@@ -22,6 +23,17 @@ def child_environment(flow_run: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     return {"PREFECT_LOGGING_LEVEL": "WARNING", **QUIET, **kept, **ours}
+
+
+def mark_process(flow: Any, flow_run: Any, state: Any) -> None:
+    """Tell the server which process a flow run is, for `procap doctor`; a hook for ``on_running``.
+
+    Prefect itself keeps a number without the machine's name.
+    """
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(flow_run.id, dict(process_facts()))
 
 
 def stream(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from flows.lineage import stage_name
+from flows.process import mark_process
 from flows.stage import ON_ACCELERATOR, listen_to_signals, run_step
 from flows.store import check_server
 from procap.config import Params
@@ -39,6 +40,7 @@ def as_flow(step: str, captioner: str | None, params: Params) -> None:
         flow_run_name=stage_name(step, captioner),
         persist_result=False,
         validate_parameters=False,
+        on_running=[mark_process],
     )
     def stage() -> State | None:
         listen_to_signals()  # instead of Prefect's own, which would not close the MLflow run

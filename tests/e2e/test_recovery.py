@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,23 @@ def newest(client, name: str, status: str) -> Any:
     return runs[0] if runs and runs[0].info.status == status else None
 
 
-def test_a_cancel_ends_dvc_and_the_step_and_leaves_no_process(team, shared, trained, client):
-    run_id = start(shared, overrides=ENDLESS)
+def until_it_trains(team: Path, client) -> None:
     until("training", lambda: working(team, "flows.stage caption"))
     until("run in MLflow", lambda: newest(client, "caption@static", "RUNNING"))
+
+
+@contextmanager
+def away(shared: Shared, server: str) -> Iterator[None]:
+    shared.restart[server].stop()
+    try:
+        yield
+    finally:
+        shared.restart[server].start()
+
+
+def test_a_cancel_ends_dvc_and_the_step_and_leaves_no_process(team, shared, trained, client):
+    run_id = start(shared, overrides=ENDLESS)
+    until_it_trains(team, client)
     run(team, "prefect", "flow-run", "cancel", run_id, more=shared.env)  # what the button in the UI does
     assert ended(shared, run_id)["name"] == "Cancelled"
     until("end of all processes", lambda: not working(team), 60)
@@ -132,7 +146,7 @@ def test_after_a_kill_9_of_everything_the_doctor_tidies_up_and_the_next_run_ends
     try:
         with services.program(words, environment(shared.env), log, lambda: "started" in log.read_text().lower()) as pid:
             run_id = start(shared, overrides=ENDLESS)
-            until("training", lambda: working(team, "flows.stage caption"))
+            until_it_trains(team, client)
             family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
             for process in family:
                 process.send_signal(signal.SIGKILL)
@@ -172,11 +186,10 @@ def test_of_two_colliding_runs_the_second_waits_for_the_first(team, shared, trai
 
 def test_the_prefect_server_may_be_restarted_in_the_middle_of_a_run(team, shared, trained, client):
     run_id = start(shared, overrides=LONGER)
-    until("training", lambda: newest(client, "caption@static", "RUNNING"))
-    shared.restart["prefect"].stop()
-    time.sleep(5)
-    assert working(team, "flows.stage caption"), "it trains on without the server"
-    shared.restart["prefect"].start()
+    until_it_trains(team, client)
+    with away(shared, "prefect"):
+        time.sleep(5)
+        assert working(team, "flows.stage caption"), "it trains on without the server"
     assert ended(shared, run_id)["name"] == "Completed"
 
 
@@ -186,12 +199,10 @@ def test_the_mlflow_server_or_the_database_may_be_restarted_in_the_middle_of_a_r
 ):
     steps = {"mlflow": 700, "postgres": 800}[server]
     run_id = start(shared, overrides=LONGER | {"caption.steps": steps})
-    until("training", lambda: working(team, "flows.stage caption"))
-    until("run in MLflow", lambda: newest(client, "caption@static", "RUNNING"))
-    shared.restart[server].stop()
-    time.sleep(5)
-    assert working(team, "flows.stage caption"), "it trains on without the server"
-    shared.restart[server].start()
+    until_it_trains(team, client)
+    with away(shared, server):
+        time.sleep(5)
+        assert working(team, "flows.stage caption"), "it trains on without the server"
     assert ended(shared, run_id)["name"] == "Completed"
     finished = newest(client, "caption@static", "FINISHED")
     assert finished
