@@ -46,24 +46,41 @@ def no_java(monkeypatch):
     monkeypatch.setattr(java, "why_no_java", lambda: NO_JAVA)
 
 
-def plain(predictions, references, tokenise=True):
+@pytest.fixture(scope="module")
+def meteor():
+    """Its start costs seconds; it ends with the tests."""
+    with java.Meteor() as meteor:
+        yield meteor
+        process = meteor.process
+    assert process is None or process.poll() is not None
+
+
+@pytest.fixture(scope="module")
+def public_meteor():
+    """pycocoevalcap's own."""
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    found = Meteor()
+    yield found
+    found.meteor_p.stdout.close()
+    found.meteor_p.stderr.close()
+
+
+def plain(predictions, references, meteor):
     """The same numbers, from pycocoevalcap's own classes called as its COCOEvalCap does."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.meteor.meteor import Meteor
     from pycocoevalcap.rouge.rouge import Rouge
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     gts = {name: [{"caption": text} for text in texts] for name, texts in references.items()}
     res = {name: [{"caption": text}] for name, text in predictions.items()}
-    tokenizer, meteor = PTBTokenizer(), Meteor()
+    tokenizer = PTBTokenizer()
     gts, res = tokenizer.tokenize(gts), tokenizer.tokenize(res)
     with redirect_stdout(StringIO()):
         found = dict(zip(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"), Bleu(4).compute_score(gts, res)[0], strict=True))
     for name, measure in (("METEOR", meteor), ("ROUGE-L", Rouge()), ("CIDEr", Cider())):
         found[name] = measure.compute_score(gts, res)[0]
-    meteor.meteor_p.stdout.close()
-    meteor.meteor_p.stderr.close()
     return {name: 100 * float(value) for name, value in found.items()}
 
 
@@ -73,22 +90,21 @@ def part(group, of):
 
 @needs_java
 @pytest.mark.slow
-def test_it_says_what_pycocoevalcap_says_of_the_whole_and_of_a_group():
-    with java.Meteor() as meteor:
-        found = score(PREDICTIONS, REFERENCES, groups=GROUPS, meteor=meteor)
-        process = meteor.process
-        again = score(PREDICTIONS, REFERENCES, meteor=meteor)
-        assert meteor.process is process is not None
-        assert process.poll() is None, "kept alive"
-    assert process.poll() is not None
+def test_it_says_what_pycocoevalcap_says_of_the_whole_and_of_a_group(meteor, public_meteor):
+    found = score(PREDICTIONS, REFERENCES, groups=GROUPS, meteor=meteor)
+    process = meteor.process
+    again = score(PREDICTIONS, REFERENCES, meteor=meteor)
+    assert meteor.process is process is not None
+    assert process.poll() is None, "kept alive"
     assert again.corpus == found.corpus
     assert {name: found.corpus[name] for name in STANDARD} == pytest.approx(
-        plain(PREDICTIONS, REFERENCES), abs=1e-6
+        plain(PREDICTIONS, REFERENCES, public_meteor), abs=1e-6
     )
     group = dict(found.groups["few"])
     del group["CIDEr"], group["scene_graph_f1"]
     group["CIDEr"] = group.pop("CIDEr-alone")
-    assert group == pytest.approx(plain(part("few", PREDICTIONS), part("few", REFERENCES)), abs=1e-6)
+    few = plain(part("few", PREDICTIONS), part("few", REFERENCES), public_meteor)
+    assert group == pytest.approx(few, abs=1e-6)
     assert set(found.skipped) <= {"SPICE", "sentence_similarity"}
     assert set(found.pairs) == set(found.corpus)
     assert all(set(pairs) == set(PREDICTIONS) for pairs in found.pairs.values())
@@ -128,15 +144,16 @@ def odd():
 
 @needs_java
 @pytest.mark.slow
-def test_odd_sentences_get_the_numbers_of_pycocoevalcap_and_move_no_others():
+def test_odd_sentences_get_the_numbers_of_pycocoevalcap_and_move_no_others(meteor, public_meteor):
     predictions, references = odd()
     assert len(ODD["long"]) > 9_900
-    found = score(predictions, references)
+    found = score(predictions, references, meteor=meteor)
     # where pycocoevalcap itself can be used: its tokenizer is led astray by line breaks, its METEOR by bars
     plainly = [name for name in predictions if name not in ("breaks", "bars", "unicode")]
-    usual = score({name: predictions[name] for name in plainly}, {name: references[name] for name in plainly})
+    said, told = ({name: texts[name] for name in plainly} for texts in (predictions, references))
+    usual = score(said, told, meteor=meteor)
     assert {name: usual.corpus[name] for name in STANDARD} == pytest.approx(
-        plain({name: predictions[name] for name in plainly}, {name: references[name] for name in plainly}), abs=1e-6
+        plain(said, told, public_meteor), abs=1e-6
     )
     for metric in ("ROUGE-L", "METEOR", "scene_graph_f1"):
         for name in plainly:
