@@ -151,8 +151,8 @@ def _read_encoder(folder: Path) -> Any:
     from procap.models.build import build
     from procap.models.procedure_encoder import EncoderConfig, ProcedureEncoder
     from procap.steps.pretrain import read_sizes
-    from procap.training.bundle import from_json
     from procap.training.checkpoint import load_tensors
+    from procap.training.restore import from_json
 
     config = from_json(EncoderConfig, read_sizes(folder), str(folder / "encoder.json"))
     encoder = build(lambda: ProcedureEncoder(config), torch.Generator())

@@ -19,8 +19,8 @@ from procap.files import publish, write_json
 from procap.models.vqgan import VQGAN, encode_frames, encode_pictures
 from procap.procedure.warping import affine_matrices, draw_shifts, shift_colours, transform
 from procap.report import Report, silent
-from procap.training.bundle import read_vqgan
 from procap.training.randomness import torch_generator
+from procap.training.restore import read_vqgan
 from procap.training.runtime import Runtime, start_runtime
 from procap.training.state import discard_state, state_folder
 

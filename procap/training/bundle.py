@@ -5,9 +5,9 @@ No pickle: safetensors and JSON, and ``manifest.json`` with the sha256 of every 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from procap.datasets.vocabulary import Vocabulary
 from procap.errors import BadInput
 from procap.files import atomic_folder, file_digest, write_json
 from procap.models.build import frozen
-from procap.models.vqgan import VQGAN, VQGANConfig, frame_features
+from procap.models.vqgan import VQGAN, frame_features
 from procap.procedure.interpolation import Midpoint, interpolate
 from procap.shapes import Bool, Float, UInt8
 from procap.training.checkpoint import load_tensors, save_tensors
+from procap.training.restore import from_json, read_vqgan
 
 FORMAT = 2
 FILES = ("captioner.safetensors", "config.json", "provenance.json", "vocabulary.json", "vqgan.safetensors")
@@ -274,43 +275,3 @@ def _digests(manifest: Path) -> dict[str, str]:
             do="copy the bundle again, or `dvc checkout` it",
         )
     return digests
-
-
-def read_vqgan(weights: Path, config: Mapping[str, Any]) -> VQGAN:
-    """A frozen VQGAN from its weights and sizes."""
-    import contextlib
-    import io
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        vqgan = VQGAN(from_json(VQGANConfig, config))
-    vqgan.load_state_dict(load_tensors(weights)[0])
-    return frozen(vqgan).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def from_json(kind: Any, values: Mapping[str, Any], where: str = "config.json") -> Any:
-    """Undo ``asdict`` for nested frozen dataclasses; lists become tuples, what is left out takes its default.
-
-    Raises BadInput, naming ``where``, for a field or a value that this version does not know.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    known = get_type_hints(kind)
-    if unknown := sorted(set(values) - set(known)):
-        raise _unknown(f"unknown options of {kind.__name__}: {', '.join(unknown)}", where, ", ".join(known))
-    made = {}
-    for item in fields(kind):
-        if item.name not in values and item.default is not MISSING:
-            continue
-        value, due = values.get(item.name), known[item.name]
-        if is_dataclass(due) and isinstance(value, Mapping):
-            value = from_json(due, value, where)
-        try:
-            value = tuple(value) if isinstance(value, list) else value
-            made[item.name] = TypeAdapter(due).validate_python(value, strict=True)
-        except ValidationError:
-            raise _unknown(f"{kind.__name__}.{item.name} is {value!r}", where, str(due)) from None
-    return kind(**made)
-
-
-def _unknown(what: str, where: str, expected: str) -> BadInput:
-    return BadInput(what, where=where, expected=expected, do="use the version of procap that wrote it")

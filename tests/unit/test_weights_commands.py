@@ -23,8 +23,9 @@ from procap.models.vfiformer import VFIformer
 from procap.steps import caption, pretrain
 from procap.steps.pretrain import import_encoder, load_encoder
 from procap.steps.sources import encoder_config, read_vocabulary
-from procap.training.bundle import from_json, load_bundle
+from procap.training.bundle import load_bundle
 from procap.training.checkpoint import load_tensors
+from procap.training.restore import from_json
 from tests.small import generator, shaken, small_vqgan
 from tests.steps import tiny_params, tokenised
 from tests.unit.test_released_weights import (
