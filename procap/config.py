@@ -440,9 +440,11 @@ class Diffusion(Own):
     heads: Count
     encoder_layers: Count = Field(description="blocks of the visual-difference encoder")
     layers: Count = Field(description="blocks of the denoiser")
-    draws: Count = Field(description="noise levels per caption and update")
+    draws: Count = Field(description="captions of a pair that an update denoises, each at a level of its own")
+    noise: Rate = Field(description="factor on the noise of the sqrt schedule")
+    lead: Weight = Field(description="how far the first word is ahead of the last one on the way out of the noise")
     self_conditioning: Share = Field(description="of the updates that feed back an earlier estimate; 0: never")
-    clamping: Share = Field(description="of the sampling steps, the last ones, that round estimates to words")
+    clamping: Share = Field(description="of the levels, the lowest, at which estimates are rounded to words")
     average: Annotated[float, Field(ge=0, lt=1)] = Field(
         description="share that the averaged weights, which sentences are sampled with, keep at an update"
     )
@@ -472,7 +474,8 @@ class Decider(Diffusion):
     warmup: Count = Field(description="updates in which beta rises")
     cross_modal: Weight = Field(description="weight of the contrast between codes and captions")
     contrast: Weight = Field(description="weight of the contrastive diffusion loss")
-    negatives: Count = Field(description="captions of other pairs in it")
+    contrasted: Count = Field(description="pairs of a batch that it takes at most")
+    negatives: Count = Field(description="captions of other pairs in it, per pair")
     temperature: Rate = Field(description="that divides denoising losses in it")
     positive: Weight = Field(description="length of the step that makes a code a hard positive")
     negative: Weight = Field(description="length of the step that makes another caption a hard negative")

@@ -125,7 +125,7 @@ def mct_ccdiff_config(grid: int = 4, vocabulary: int = 20, words: int = 7, **cha
 def decider_config(grid: int = 4, vocabulary: int = 20, words: int = 7, **changes: Any) -> DeciderConfig:
     parts = {
         "draws": 2, "average": 0.9, "bottleneck": 0.001, "warmup": 20, "cross_modal": 0.1, "contrast": 0.1,
-        "negatives": 2, "temperature": 0.1, "positive": 1.0, "negative": 1.0,
+        "contrasted": 24, "negatives": 2, "temperature": 0.1, "positive": 1.0, "negative": 1.0,
     } | changes  # fmt: skip
     return DeciderConfig(DifferenceConfig(grid, 8, 32, 1, 4, 48), text_config(24, vocabulary, words), **parts)
 

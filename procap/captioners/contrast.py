@@ -37,6 +37,12 @@ def another(batch: Batch, generator: torch.Generator) -> Words:
     return torch.where((best < 0)[:, None], batch.words, found)
 
 
+def several(batch: Batch, draws: int, generator: torch.Generator) -> Int[Tensor, "rows l"]:
+    """Rows to denoise, without [BOS]: of each pair the caption of the batch, then others of its captions, drawn."""
+    captions = [batch.words, *(another(batch, generator) for _ in range(draws - 1))]
+    return torch.stack(captions, 1).flatten(0, 1)[:, 1:]
+
+
 def temperature(sharpness: Tensor) -> Tensor:
     """A learned temperature between 0.05 and 1; 0.22 at 0."""
     return 0.05 ** torch.sigmoid(sharpness)

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import nn
 
 from procap.captioners import Batch
-from procap.captioners.contrast import alike, info_nce, pooled, temperature
+from procap.captioners.contrast import alike, info_nce, pooled, several, temperature
 from procap.captioners.diffusion import DiffusionCaptioner, DiffusionNetwork
 from procap.models.difference_encoder import DifferenceConfig
 from procap.models.text_diffusion import (
@@ -24,7 +24,7 @@ from procap.models.text_diffusion import (
     draw_noise,
     noised,
 )
-from procap.shapes import Bool, Float, Scalar, Tensor
+from procap.shapes import Bool, Float, Int, Scalar, Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DeciderConfig:
     """Its ``out`` is twice the width of the code: mean and log-variance."""
     text: TextDiffusionConfig
     draws: int
-    """Noise levels per caption and update."""
+    """Captions of a pair that an update denoises, each at a level of its own."""
     average: float
     """Share of the averaged weights that an update leaves."""
     bottleneck: float
@@ -46,6 +46,8 @@ class DeciderConfig:
     """Of the contrast between codes and captions."""
     contrast: float
     """Of the contrastive diffusion loss."""
+    contrasted: int
+    """Pairs of a batch that it takes at most."""
     negatives: int
     """Captions of other pairs that it takes for each pair."""
     temperature: float
@@ -121,8 +123,8 @@ class Decider(DiffusionCaptioner):
         code, words = self.network.code(batch.features), batch.words[:, 1:]
         z = code.draw(generator) if config.bottleneck else code.mean
         condition = text.denoiser.read(z)
-        rows = words.repeat_interleave(config.draws, 0)
-        one = noised(text, rows, draw_levels(config.text, len(rows), generator, rows.device), generator)
+        rows = several(batch, config.draws, generator)
+        one = noised(text, rows, draw_levels(config.text, rows, generator), generator)
         estimate = text.self_conditioned(one.x_t, one.t, condition, generator)
         terms = {"diffusion": denoising_loss(text, one, estimate).mean()}
         barred = alike(batch)
@@ -134,7 +136,8 @@ class Decider(DiffusionCaptioner):
             contrast = info_nce(self.network.pooled_code(z), captions, barred, temperature(self.sharpness))
             terms["cross_modal"] = config.cross_modal * contrast
         if config.contrast:
-            scores, allowed = self.candidates(z, batch, barred, generator)
+            some = slice(config.contrasted)
+            scores, allowed = self.candidates(z[some], words[some], barred[some, some], generator)
             terms["contrast"] = config.contrast * contrastive_loss(scores, allowed, self.positives)
         return terms
 
@@ -144,15 +147,19 @@ class Decider(DiffusionCaptioner):
         return 2 if self.config.positive else 1
 
     def candidates(
-        self, z: Float[Tensor, "b n d"], batch: Batch, barred: Bool[Tensor, "b b"], generator: torch.Generator
+        self,
+        z: Float[Tensor, "b n d"],
+        words: Int[Tensor, "b l"],
+        barred: Bool[Tensor, "b b"],
+        generator: torch.Generator,
     ) -> tuple[Float[Tensor, "b options"], Bool[Tensor, "b options"]]:
         """(scores -L / temperature, which count): first ``positives``, then captions of other pairs, last a hard one.
 
         All are under the same noise of the same level.
         """
         config, text = self.config, self.network.text
-        b, words = len(z), batch.words[:, 1:]
-        t = draw_levels(config.text, b, generator, z.device)
+        b = len(z)
+        t = draw_levels(config.text, words, generator)
         noise = draw_noise(torch.Size((*words.shape, config.text.embedding)), generator, z.device)
         others = [(torch.arange(b, device=z.device) + 1 + k) % b for k in range(min(config.negatives, b - 1))]
         x_0 = text.embed(words)

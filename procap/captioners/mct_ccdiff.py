@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from procap.captioners import Batch
-from procap.captioners.contrast import alike, another, info_nce, pooled, temperature
+from procap.captioners.contrast import alike, another, info_nce, pooled, several, temperature
 from procap.captioners.diffusion import DiffusionCaptioner, DiffusionNetwork
 from procap.models.difference_encoder import DifferenceConfig
 from procap.models.text_diffusion import TextDiffusionConfig, context_loss, denoising_loss, draw_levels, noised
@@ -24,7 +24,7 @@ class MCTCCDiffConfig:
     encoder: DifferenceConfig
     text: TextDiffusionConfig
     draws: int
-    """Noise levels per caption and update."""
+    """Captions of a pair that an update denoises, each at a level of its own."""
     average: float
     """Share of the averaged weights that an update leaves."""
     tecl: float
@@ -47,13 +47,14 @@ class MCTCCDiff(DiffusionCaptioner):
         """The diffusion loss, the context term, and the contrast of text embeddings."""
         config, text = self.config, self.network.text
         condition = text.denoiser.read(self.network.memory(batch.features))
-        words = batch.words[:, 1:].repeat_interleave(config.draws, 0)
-        t = draw_levels(config.text, len(words), generator, words.device)
+        words = several(batch, config.draws, generator)
+        t = draw_levels(config.text, words, generator)
         one = noised(text, words, t, generator)
         estimate = text.self_conditioned(one.x_t, t, condition, generator)
         terms = {"diffusion": denoising_loss(text, one, estimate).mean()}
         if config.context:
-            terms["context"] = config.context * context_loss(text, one, condition, generator).mean()
+            clean = noised(text, words, torch.zeros_like(t), generator)
+            terms["context"] = config.context * context_loss(text, clean, condition, generator).mean()
         if config.tecl:
             anchors = pooled(estimate.x_0, words)[:: config.draws]
             terms["tecl"] = config.tecl * self.text_contrast(batch, anchors, generator)

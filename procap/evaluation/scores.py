@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from procap.datasets.pairs import CHANGE_TYPES, NO_CHANGE, UNKNOWN_CHANGE
+from procap.datasets.scenes.language import grammatical
 from procap.evaluation.bootstrap import interval
 from procap.evaluation.change_words import change_type, says_change
 from procap.evaluation.java import Meteor
@@ -78,6 +79,7 @@ def summary(told: Sequence[Told], scores: Scores, *, generator: np.random.Genera
                           "no change" or cannot be parsed is wrong
     referring_accuracy    share of the changed pairs of known scenes whose sentence points at what changed and nothing
                           else; ``referring``: of PARTS, how many sentences say one, and how often it is true
+    grammatical           share of the sentences about rendered scenes that their captions' grammar can write
     ..._interval          95 % bootstrap bounds, pairs that share a picture drawn together
     per_type, changed, unchanged   the metrics of that group, its count, and as ``accuracy`` the share that is right:
                           about the type in per_type, about change or no change in the other two
@@ -139,6 +141,7 @@ def _referring(told: Sequence[Told], generator: np.random.Generator, skipped: di
         "referring": {
             name: {"count": len(true), "accuracy": np.mean(true)} for name, true in parts.items() if true
         },
+        "grammatical": np.mean([grammatical(one.sentence) for one in told]),
     }  # fmt: skip
 
 

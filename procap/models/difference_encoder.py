@@ -65,8 +65,8 @@ class DifferenceEncoder(nn.Module):
         """Visual-difference tokens of the first and the last frame."""
         before, after = features[:, 0], features[:, -1]
         size = (after - before).norm(dim=-1, keepdim=True).log1p()
-        x = self.before(self.feature_norm(before)) + self.after(self.feature_norm(after))
-        x = x + self.difference(after - before) + self.positions
+        before, after = self.feature_norm(before), self.feature_norm(after)
+        x = self.before(before) + self.after(after) + self.difference(after - before) + self.positions
         for block in self.blocks:
             x = block(x)
         return self.out(torch.cat([self.norm(x), size], dim=-1))

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import repeat
 from torch import nn
 
 from procap.models.caption_decoder import Past, waves
 from procap.models.layers import Attention, FeedForward
 from procap.models.mediator import DirectAttention, MediatorAttention
+from procap.models.procedure_encoder import PAD
 from procap.shapes import Bool, Float, Int, Tensor
 
 SMALLEST_NOISE = 1e-4
-"""1 - a_0 is its root: the variance of x_0 around the embeddings of its words."""
+"""Its root is the variance of x_0 around the embeddings of its words."""
 SPREAD = SMALLEST_NOISE**0.25
 """sigma_0."""
 
@@ -40,12 +40,16 @@ class TextDiffusionConfig:
     heads: int
     mediators: int
     """Between text and pictures; 0: words look at the pictures directly."""
+    noise: float = 2.0
+    """F, of the sqrt schedule's noise (Gao et al., 2022): so much that words are decided at middle levels."""
+    lead: float = 8.0
+    """How far the first place is ahead of the last one on the way out of the noise, in T; 0: all have one level."""
     levels: int = 1000
     """T."""
     self_conditioning: float = 0.5
     """Share of the updates that feed back an earlier estimate; 0: sampling does not either."""
     clamping: float = 0.5
-    """Share of the sampling steps, the last ones, in which estimates are rounded before they are noised again."""
+    """Share of the levels, the lowest, at which estimates are rounded before they are noised again."""
 
     @property
     def places(self) -> int:
@@ -77,6 +81,8 @@ class DenoiserBlock(nn.Module):
             else DirectAttention(width, heads, config.memory_width)
         )
         self.cross_attention.start_looking(0)
+        with torch.no_grad():
+            self.cross_attention.key_value.weight[width:, 0] = 0
         self.norm_feed = nn.LayerNorm(width)
         self.feed = FeedForward(width)
 
@@ -92,7 +98,7 @@ class DenoiserBlock(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """x_t, its levels and the condition in; a vector per place out that is nearest to its word's embedding."""
+    """What x_t tells of its words, its levels and the condition in; logits of the words out."""
 
     def __init__(self, config: TextDiffusionConfig) -> None:
         super().__init__()
@@ -102,46 +108,49 @@ class Denoiser(nn.Module):
         self.level = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(DenoiserBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
-        self.leave = nn.Linear(width, config.embedding)
+        self.leave = nn.Linear(width, config.vocabulary)
 
     def read(self, memory: Float[Tensor, "b m d"]) -> Past:
         """Keys and values of the visual-difference tokens, per block: computed once per pair."""
         return [block.cross_attention.keys_values(memory) for block in self.blocks]
 
     def start(
-        self, x_t: Float[Tensor, "rows l e"], t: Float[Tensor, "rows l"], previous: Float[Tensor, "rows l e"]
+        self, seen: Float[Tensor, "rows l e"], t: Float[Tensor, "rows l"], previous: Float[Tensor, "rows l e"]
     ) -> Float[Tensor, "rows l d"]:
         """What the first block reads."""
         levels = waves(t * (1000 / self.config.levels), self.config.width)
-        return self.enter(torch.cat([x_t, previous], dim=-1)) + self.positions + self.level(levels)
+        return self.enter(torch.cat([seen, previous], dim=-1)) + self.positions + self.level(levels)
 
     def forward(
         self,
-        x_t: Float[Tensor, "rows l e"],
+        seen: Float[Tensor, "rows l e"],
         t: Float[Tensor, "rows l"],
         condition: Past,
         previous: Float[Tensor, "rows l e"],
-    ) -> Float[Tensor, "rows l e"]:
-        """Rows of one pair stand next to one another; ``previous`` is an earlier estimate of x_0, or zeros."""
-        x = self.start(x_t, t, previous)
+    ) -> Float[Tensor, "rows l v"]:
+        """Rows of one pair stand next to one another.
+
+        ``seen`` is what each place's own x_t makes of x_0, ``previous`` an earlier estimate of x_0, or zeros.
+        """
+        x = self.start(seen, t, previous)
         for block, memory in zip(self.blocks, condition, strict=True):
             x = block(x, memory)
         return self.leave(self.norm(x))
 
     def looks(
         self,
-        x_t: Float[Tensor, "b l e"],
+        seen: Float[Tensor, "b l e"],
         t: Float[Tensor, "b l"],
         condition: Past,
         previous: Float[Tensor, "b l e"],
     ) -> Float[Tensor, "b l m"]:
         """How much each place takes from each visual-difference token, mean of blocks and heads; sums to 1."""
-        x, seen = self.start(x_t, t, previous), []
+        x, looks = self.start(seen, t, previous), []
         blocks: Any = self.blocks
         for block, memory in zip(blocks, condition, strict=True):
-            seen.append(block.cross_attention.weights(block.norm_cross(block.among(x)), memory[0]).mean(1))
+            looks.append(block.cross_attention.weights(block.norm_cross(block.among(x)), memory[0]).mean(1))
             x = block(x, memory)
-        return torch.stack(seen).mean(0)
+        return torch.stack(looks).mean(0)
 
 
 class TextDiffusion(nn.Module):
@@ -163,8 +172,9 @@ class TextDiffusion(nn.Module):
         return F.embedding(words, self.table)
 
     def kept(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """a_t, the share of x_0's variance in x_t: the sqrt schedule 1 - sqrt(t / T + s), and 0 at T."""
-        return (1 - (t / self.config.levels + SMALLEST_NOISE).sqrt()).clamp(min=0)
+        """a_t, the share of x_0's variance in x_t: from the sqrt schedule under noise times ``noise``, and 0 at T."""
+        plain = (1 - (t / self.config.levels + SMALLEST_NOISE).sqrt()).clamp(min=0)
+        return plain / (plain + self.config.noise**2 * (1 - plain))
 
     def signal(self, t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """a_t / (1 - a_t), the ratio of signal to noise."""
@@ -178,6 +188,11 @@ class TextDiffusion(nn.Module):
         kept = self.kept(t)[..., None]
         return kept.sqrt() * x_0 + (1 - kept).sqrt() * noise
 
+    def evidence(self, x_t: Float[Tensor, "rows l e"], t: Float[Tensor, "rows l"]) -> Float[Tensor, "rows l v"]:
+        """log p(x_t | w) at each place for every word, but for a constant."""
+        kept = self.kept(t)[..., None]
+        return (kept.sqrt() / (1 - kept) * x_t @ self.table.T).float()
+
     def predict_x0(
         self,
         x_t: Float[Tensor, "rows l e"],
@@ -187,8 +202,10 @@ class TextDiffusion(nn.Module):
         barred: Bool[Tensor, "l v"] | None = None,
     ) -> Estimate:
         """f(x_t, t, condition): the embeddings' mean under the words' probabilities, none where ``barred``."""
-        aim = self.denoiser(x_t, t, condition, torch.zeros_like(x_t) if previous is None else previous)
-        logits = (aim @ self.table.T).float()
+        evidence = self.evidence(x_t, t)
+        seen = evidence.softmax(-1) @ self.table
+        context = self.denoiser(seen, t, condition, torch.zeros_like(x_t) if previous is None else previous)
+        logits = context.float() + evidence
         if barred is not None:
             logits = logits.masked_fill(barred, -torch.inf)
         return Estimate(logits.softmax(-1) @ self.table, logits)
@@ -215,7 +232,7 @@ class TextDiffusion(nn.Module):
         s: Float[Tensor, "*any"],
     ) -> Float[Tensor, "rows l e"]:
         """x_s from x_t and an estimate of x_0, without new noise (DDIM, Song et al., 2021)."""
-        kept = self.kept(t)
+        kept = self.kept(t.expand(x_t.shape[:-1]))[..., None]
         noise = (x_t - kept.sqrt() * x_0) / (1 - kept).sqrt()
         return self.q_sample(x_0, s.expand(x_t.shape[:-1]), noise)
 
@@ -225,17 +242,17 @@ class TextDiffusion(nn.Module):
     ) -> Iterator[Estimate]:
         """Estimates from pure noise to the sentence, on a grid of ``steps`` equal strides; the last one counts.
 
-        In the last steps (``clamping``) estimates are rounded to words before they are noised again.
+        At low levels (``clamping``) estimates are rounded to words before they are noised again.
         """
-        grid = torch.linspace(self.config.levels, 0, steps + 1, device=noise.device)
+        grid = place_levels(self.config, torch.linspace(self.config.levels, 0, steps + 1, device=noise.device))
         x_t, previous = noise, None
-        for number, (t, s) in enumerate(pairwise(grid)):
+        for t, s in pairwise(grid):
             estimate = self.predict_x0(x_t, t.expand(x_t.shape[:-1]), condition, previous, barred)
             yield estimate
             if self.config.self_conditioning:
                 previous = estimate.x_0
-            clamped = number >= steps * (1 - self.config.clamping)
-            x_0 = self.embed(estimate.logits.argmax(-1)) if clamped else estimate.x_0
+            clamped = (t <= self.config.clamping * self.config.levels)[:, None]
+            x_0 = torch.where(clamped, self.embed(estimate.logits.argmax(-1)), estimate.x_0)
             x_t = self.p_sample(x_t, x_0, t, s)
 
 
@@ -244,14 +261,33 @@ def draw_noise(shape: torch.Size, generator: torch.Generator, device: torch.devi
     return torch.randn(shape, generator=generator, device=generator.device).to(device)
 
 
+def place_levels(config: TextDiffusionConfig, t: Float[Tensor, " rows"]) -> Float[Tensor, "rows l"]:
+    """The level of every place of a sentence at level t: the first places leave the noise first (Wu et al., 2023).
+
+    Then a word is decided by the words before it; where all are decided at once, each may follow another paraphrase.
+    """
+    return (t[:, None] * (1 + config.lead) - _ahead(config, t.device)).clamp(0, config.levels)
+
+
+def _ahead(config: TextDiffusionConfig, device: torch.device) -> Float[Tensor, " l"]:
+    """How far each place is ahead of the last one."""
+    return torch.linspace(config.lead, 0, config.places, device=device) * config.levels
+
+
 def draw_levels(
-    config: TextDiffusionConfig, rows: int, generator: torch.Generator, device: torch.device
+    config: TextDiffusionConfig, words: Int[Tensor, "rows l"], generator: torch.Generator
 ) -> Float[Tensor, "rows l"]:
-    """One of the levels 0, 1 ... T - 1 per row, the same at all its places, evenly spread over the rows."""
+    """Of sentences at one of the levels 0, 1 ... T - 1 each, evenly spread over the rows.
+
+    Levels at which nothing but padding is under noise are left out.
+    """
+    rows, ahead = len(words), _ahead(config, words.device)
+    last = (words != PAD).sum(1).clamp(min=1) - 1
+    least = ahead[last] / (1 + config.lead)
     shift = torch.rand((), generator=generator, device=generator.device)
     order = torch.randperm(rows, generator=generator, device=generator.device)
-    t = ((order + shift) / rows * config.levels).floor().clamp(max=config.levels - 1)
-    return repeat(t.to(device), "rows -> rows l", l=config.places)
+    t = least + (config.levels - least) * ((order + shift) / rows).to(words.device)
+    return place_levels(config, t.floor().clamp(max=config.levels - 1))
 
 
 @dataclass(frozen=True)
@@ -335,13 +371,13 @@ def word_bound(
     rows, wide = words.repeat_interleave(draws, 0), _wide(condition, draws)
     shift = torch.rand(len(words), 1, generator=generator, device=generator.device)
     u = (torch.arange(draws, device=generator.device) + shift) / draws
-    level = 1 + (u * config.levels).floor().clamp(max=config.levels - 1).to(words.device)
-    t = repeat(level, "b r -> (b r) l", l=config.places)
+    level = 1 + (u * config.levels).floor().clamp(max=config.levels - 1).to(words.device).flatten()
+    t, earlier = place_levels(config, level), place_levels(config, level - 1)
     one = noised(diffusion, rows, t, generator)
     estimate = diffusion.predict_x0(one.x_t, t, wide)
-    first = t == 1
+    first = (level == 1)[:, None]
     target = torch.where(first[..., None], diffusion.embed(rows), one.x_0)
-    gained = diffusion.signal(t - 1) - diffusion.signal(t)
+    gained = diffusion.signal(earlier) - diffusion.signal(t)
     weight = 0.5 * config.levels * torch.where(first, SPREAD**-2, gained)
     distance = (estimate.x_0 - target).square().sum(-1)
     rounding = rounding_error(one.x_0 @ diffusion.table.T, rows)

@@ -83,7 +83,8 @@ def _difference(settings: Diffusion, data: Path, out: int) -> DifferenceConfig:
 def _text(settings: Diffusion, vocabulary: Vocabulary, memory_width: int, mediators: int) -> TextDiffusionConfig:
     return TextDiffusionConfig(
         len(vocabulary), vocabulary.length, memory_width, settings.embedding, settings.width, settings.layers,
-        settings.heads, mediators, self_conditioning=settings.self_conditioning, clamping=settings.clamping,
+        settings.heads, mediators, noise=settings.noise, lead=settings.lead,
+        self_conditioning=settings.self_conditioning, clamping=settings.clamping,
     )  # fmt: skip
 
 

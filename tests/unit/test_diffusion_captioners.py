@@ -123,7 +123,7 @@ def adversaries(captioner, batch: Batch, length: float):
     """Errors of captions under codes, clean and after the adversarial steps, all under one noise."""
     network = captioner.network
     text, z, words = network.text, network.code(batch.features).mean, batch.words[:, 1:]
-    t = draw_levels(text.config, len(words), generator(2), torch.device("cpu")).clamp(min=300)
+    t = draw_levels(text.config, words, generator(2)).clamp(min=300)
     noise = draw_noise(torch.Size((*words.shape, text.config.embedding)), generator(3), torch.device("cpu"))
     x_0 = text.embed(words)
     other = x_0.roll(1, 0)
@@ -187,7 +187,7 @@ def test_the_contrast_is_a_bound_of_the_information_between_caption_and_code():
 def test_a_trained_code_knows_its_caption():
     batch, _ = world(48, seed=5)
     scores, allowed = decider().candidates(
-        decider().network.code(batch.features).mean, batch, alike(batch), generator(4)
+        decider().network.code(batch.features).mean, batch.words[:, 1:], alike(batch), generator(4)
     )
     options = allowed.sum(1).float().log().mean()
     assert 0.2 < options - contrastive_loss(scores, allowed, 2) <= options

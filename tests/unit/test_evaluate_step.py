@@ -377,6 +377,7 @@ def test_what_it_points_at_is_judged_by_the_true_scenes(data, params, bundled, n
     assert 0 <= low < found["referring_accuracy"] < high <= 1
     assert found["referring"]["shape"] == {"count": len(changed) - len(wrong), "accuracy": 1}
     assert listener.numbers["referring/shape/accuracy"] == 1
+    assert found["grammatical"] == pytest.approx(1 - len(wrong) / len(test), abs=1e-6), "no car is in a scene"
     told = json.loads((tmp_path / "evaluate" / "procap" / "predictions.json").read_text(encoding="utf-8"))
     assert {name: one["referring_right"] for name, one in told.items()} == {
         name: None if name not in said else name not in wrong for name in test["id"]

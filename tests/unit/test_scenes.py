@@ -10,7 +10,7 @@ import pytest
 from procap.datasets.rendered import CorpusSettings, render_scene, split_of
 from procap.datasets.scenes import change
 from procap.datasets.scenes.change import CHANGES, kind_of, procedure
-from procap.datasets.scenes.language import CLEAR, RELATIONS, refer, stands
+from procap.datasets.scenes.language import CLEAR, RELATIONS, UNCHANGED, grammatical, refer, stands
 from procap.datasets.scenes.raytrace import render
 from procap.datasets.scenes.scene import (
     CAMERA,
@@ -180,6 +180,22 @@ def test_twins_are_told_apart_by_where_they_stand_or_not_at_all():
             assert any(f"{relation} the" in sentence for relation in RELATIONS)
             told += 1
     assert told > 100
+
+
+def test_what_is_written_is_grammatical_and_a_jumble_of_it_is_not(stories):
+    written = {text for story in stories for text in story.captions} | set(UNCHANGED)
+    assert all(map(grammatical, written))
+    for text in written:
+        words = text.split()
+        assert not grammatical(" ".join(words[:-1]))
+        assert not grammatical(" ".join([*words, words[-1]]))
+        assert not grammatical(f"{text} and")
+    assert grammatical("the small red metal cube was removed and a red sphere behind the cube has appeared")
+    for wrong in (
+        "", "the cyan metal cylinder is gray gray", "the red small cube moved", "a cube turned red",
+        "the small cube behind the sphere moved", "nothing changed and the cube moved",
+    ):  # fmt: skip
+        assert not grammatical(wrong)
 
 
 def test_sentences_are_plain_short_different_and_of_few_words(stories):

@@ -19,6 +19,7 @@ from procap.models.text_diffusion import (
     context_loss,
     draw_levels,
     noised,
+    place_levels,
     rounding_error,
     squared_error,
     word_bound,
@@ -35,12 +36,44 @@ def condition(diffusion: TextDiffusion, pairs: int = 3, seed: int = 0):
 
 
 def test_noise_grows_from_almost_none_to_all():
-    diffusion = small()
+    diffusion = small(noise=1.0)
     kept = diffusion.kept(torch.arange(0.0, 1001))
     assert kept[0] == pytest.approx(0.99)
     assert kept[-1] == 0
     assert (kept.diff() < 0)[:-1].all()
     assert kept[250] == pytest.approx(1 - math.sqrt(0.2501), abs=1e-6)
+
+
+def test_the_noise_factor_is_one_on_the_noise():
+    """x_t is as clear as if the plain schedule had F times the noise."""
+    levels = torch.arange(0.0, 1001)
+    plain, more = small(noise=1.0).signal(levels), small(noise=3.0).signal(levels)
+    torch.testing.assert_close(more, plain / 9)
+
+
+def test_the_first_places_leave_the_noise_first():
+    config, sentences_at = text_config(8, lead=1.0), torch.tensor([1000.0, 500.0, 0.0])
+    levels = place_levels(config, sentences_at)
+    assert levels[0].tolist() == [1000] * 6
+    assert levels[2].tolist() == [0] * 6
+    torch.testing.assert_close(levels[1], torch.tensor([0.0, 200, 400, 600, 800, 1000]))
+    together = place_levels(text_config(8, lead=0.0), sentences_at)
+    assert torch.equal(together, sentences_at[:, None].expand(3, 6))
+
+
+def test_each_place_knows_what_its_own_vector_tells():
+    """A denoiser that adds nothing leaves p(w | x_t) of Gaussian noise around equally likely words."""
+    diffusion = build(lambda: TextDiffusion(text_config(8)), generator()).eval()
+    torch.nn.init.zeros_(diffusion.denoiser.leave.weight)
+    torch.nn.init.zeros_(diffusion.denoiser.leave.bias)
+    x_t, t = torch.randn(3, 6, 16, generator=generator(3)), torch.full((3, 6), 300.0)
+    kept = diffusion.kept(t[0, 0])
+    noise = torch.distributions.Normal(kept.sqrt() * diffusion.table, (1 - kept).sqrt())
+    chances = noise.log_prob(x_t[:, :, None]).sum(-1).log_softmax(-1)
+    found = diffusion.predict_x0(x_t, t, condition(diffusion)).logits.log_softmax(-1)
+    torch.testing.assert_close(found, chances, atol=1e-4, rtol=1e-4)
+    at_last = diffusion.predict_x0(x_t, torch.full((3, 6), 1000.0), condition(diffusion)).logits
+    assert (at_last == 0).all(), "pure noise tells nothing"
 
 
 @pytest.mark.parametrize("t", [0.0, 40.0, 500.0, 1000.0])
@@ -62,10 +95,11 @@ def test_a_ddim_step_with_the_true_x_0_is_exact(t, s):
     torch.testing.assert_close(diffusion.p_sample(x_t, x_0, torch.tensor(t), torch.tensor(s)), x_s, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("lead", [0.0, 2.0])
 @pytest.mark.parametrize("clamping", [0.0, 0.5, 1.0])
-def test_sampling_with_a_denoiser_that_knows_ends_with_its_words(clamping, monkeypatch):
+def test_sampling_with_a_denoiser_that_knows_ends_with_its_words(clamping, lead, monkeypatch):
     """Every x_t on the way is what q_sample makes of the true x_0 and the noise it began with."""
-    diffusion, words = small(clamping=clamping), sentences(3)[:, 1:]
+    diffusion, words = small(clamping=clamping, lead=lead), sentences(3)[:, 1:]
     seen, x_0 = [], diffusion.embed(words)
     logits = torch.nn.functional.one_hot(words, 20) * 50.0
 
@@ -77,13 +111,13 @@ def test_sampling_with_a_denoiser_that_knows_ends_with_its_words(clamping, monke
     noise = torch.randn(3, 6, 16, generator=generator(4))
     *_, last = diffusion.sample([], noise, 5, barred_words(diffusion.config, torch.device("cpu")))
     assert torch.equal(last.logits.argmax(-1), words)
-    assert [round(t[0, 0].item()) for _, t in seen] == [1000, 800, 600, 400, 200]
+    assert [round(t[0, -1].item()) for _, t in seen] == ([1000, 800, 600, 400, 200] if lead == 0 else [1000] * 4 + [600])
     for x_t, t in seen:
         torch.testing.assert_close(x_t, diffusion.q_sample(x_0, t, noise), atol=1e-4, rtol=0)
 
 
 def test_clamping_rounds_the_last_estimates_only(monkeypatch):
-    diffusion = small(clamping=0.5)
+    diffusion = small(clamping=0.5, lead=0.0)
     met = []
     step = diffusion.p_sample
     monkeypatch.setattr(diffusion, "p_sample", lambda x_t, x_0, t, s: met.append(x_0) or step(x_t, x_0, t, s))
@@ -105,10 +139,22 @@ def test_at_level_0_the_words_themselves_are_to_be_found():
 
 
 def test_levels_are_spread_over_the_rows():
-    t = draw_levels(text_config(8), 50, generator(), torch.device("cpu"))
+    words = sentences(50)[:, 1:]
+    t = draw_levels(text_config(8, lead=0.0), words, generator())
     assert t.shape == (50, 6)
     assert torch.equal(t, t[:, :1].expand(50, 6))
     assert sorted((t[:, 0] // 20).tolist()) == list(range(50))
+
+
+def test_no_row_is_spent_on_padding():
+    """Whatever the level, a word or the end of the sentence is under noise, and they are met at all levels."""
+    words = torch.tensor([[7, 8, EOS, PAD, PAD, PAD], [7, 8, 9, 7, 8, EOS]]).repeat(200, 1)
+    t = draw_levels(text_config(8, lead=4.0), words, generator())
+    said = t.where(words != PAD, torch.zeros(()))
+    assert (said.amax(1) > 0).float().mean() > 0.98, "but for the rows of level 0"
+    for row, last in ((0, 2), (1, 5)):
+        assert t[row::2, last].min() < 50
+        assert t[row::2, 0].max() > 900
 
 
 def test_embeddings_learn_to_be_told_apart():

@@ -1,14 +1,16 @@
 """Sentences about a change: which object (told so that only one fits) and what became of it."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from procap.datasets.scenes.change import Change
-from procap.datasets.scenes.scene import Object, Scene
+from procap.datasets.scenes.scene import COLORS, MATERIALS, SIZES, Object, Scene
+from procap.datasets.scenes.solids import SHAPES
 
 ATTRIBUTES = ("color", "material", "size")
 """That a noun may carry, the most telling first; the noun is the shape."""
@@ -179,3 +181,25 @@ def _sentences(change: Change, before: Scene, after: Scene, rng: np.random.Gener
 def no_change_captions(rng: np.random.Generator) -> tuple[str, ...]:
     """Sentences for a pair that differs in camera and light only, all different."""
     return tuple(UNCHANGED[i] for i in rng.permutation(len(UNCHANGED))[:PARAPHRASES])
+
+
+def _one_of(texts: Iterable[str]) -> str:
+    return f"(?:{'|'.join(texts)})"
+
+
+def _grammar() -> re.Pattern[str]:
+    """Every sentence that ``captions`` and ``no_change_captions`` can write, of whatever scene."""
+    size, color, material, shape = map(_one_of, (SIZES, COLORS, MATERIALS, SHAPES))
+    plain = f"(?:{size} )?(?:{color} )?(?:{material} )?{shape}"
+    told = f"(?:{plain}|{color} {shape} {_one_of(RELATIONS)} the {plain})"
+    parts = {"thing": f"the {told}", "new": told, "color": color, "material": material}
+    changed = _one_of(way.format(**parts) for ways in CHANGED.values() for way in ways)
+    return re.compile(f"{changed}(?: and {changed})*|{_one_of(UNCHANGED)}")
+
+
+_SENTENCES = _grammar()
+
+
+def grammatical(sentence: str) -> bool:
+    """Whether it is a sentence of this language, true or not."""
+    return _SENTENCES.fullmatch(sentence) is not None
