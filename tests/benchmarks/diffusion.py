@@ -93,7 +93,7 @@ def _mct_ccdiff() -> MCTCCDiff:
 
 def _decider() -> Decider:
     config = DeciderConfig(
-        DifferenceConfig(8, 76, WIDTH, 2, HEADS, 96), _text(48, 0), 2, 0.99, 0.001, 400, 0.1, 0.1, 2, 0.1, 1.0, 1.0
+        DifferenceConfig(8, 76, WIDTH, 2, HEADS, 96), _text(48, 0), 2, 0.99, 0.001, 400, 0.1, 0.1, 8, 2, 0.1, 1.0, 1.0
     )
     return build(lambda: Decider(config), generator())
 

@@ -189,7 +189,7 @@ def _one_of(texts: Iterable[str]) -> str:
 
 def _grammar() -> re.Pattern[str]:
     """Every sentence that ``captions`` and ``no_change_captions`` can write, of whatever scene."""
-    size, color, material, shape = map(_one_of, (SIZES, COLORS, MATERIALS, SHAPES))
+    size, color, material, shape = _one_of(SIZES), _one_of(COLORS), _one_of(MATERIALS), _one_of(SHAPES)
     plain = f"(?:{size} )?(?:{color} )?(?:{material} )?{shape}"
     told = f"(?:{plain}|{color} {shape} {_one_of(RELATIONS)} the {plain})"
     parts = {"thing": f"the {told}", "new": told, "color": color, "material": material}
