@@ -443,6 +443,7 @@ class Diffusion(Own):
     draws: Count = Field(description="captions of a pair that an update denoises, each at a level of its own")
     noise: Rate = Field(description="factor on the noise of the sqrt schedule")
     lead: Weight = Field(description="how far the first word is ahead of the last one on the way out of the noise")
+    shuffled: Share = Field(description="of the rows of an update whose words leave the noise in a random order")
     self_conditioning: Share = Field(description="of the updates that feed back an earlier estimate; 0: never")
     clamping: Share = Field(description="of the levels, the lowest, at which estimates are rounded to words")
     average: Annotated[float, Field(ge=0, lt=1)] = Field(

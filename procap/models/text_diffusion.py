@@ -44,6 +44,8 @@ class TextDiffusionConfig:
     """F, of the sqrt schedule's noise (Gao et al., 2022): so much that words are decided at middle levels."""
     lead: float = 8.0
     """How far the first place is ahead of the last one on the way out of the noise, in T; 0: all have one level."""
+    shuffled: float = 0.0
+    """Share of the rows of an update whose places leave the noise in a random order."""
     levels: int = 1000
     """T."""
     self_conditioning: float = 0.5
@@ -279,15 +281,23 @@ def draw_levels(
 ) -> Float[Tensor, "rows l"]:
     """Of sentences at one of the levels 0, 1 ... T - 1 each, evenly spread over the rows.
 
-    Levels at which nothing but padding is under noise are left out.
+    Levels at which nothing but padding is under noise are left out. Of some rows (``shuffled``) the places leave the
+    noise in an order that is drawn, so that words are found by neighbours on both sides.
     """
     rows, ahead = len(words), _ahead(config, words.device)
     last = (words != PAD).sum(1).clamp(min=1) - 1
     least = ahead[last] / (1 + config.lead)
+    if config.shuffled:
+        shuffled = torch.rand(rows, generator=generator, device=generator.device).to(words.device) < config.shuffled
+        least = least.masked_fill(shuffled, 0)
     shift = torch.rand((), generator=generator, device=generator.device)
     order = torch.randperm(rows, generator=generator, device=generator.device)
     t = least + (config.levels - least) * ((order + shift) / rows).to(words.device)
-    return place_levels(config, t.floor().clamp(max=config.levels - 1))
+    levels = place_levels(config, t.floor().clamp(max=config.levels - 1))
+    if config.shuffled:
+        drawn = torch.rand(words.shape, generator=generator, device=generator.device).argsort(1).to(words.device)
+        levels = torch.where(shuffled[:, None], levels.gather(1, drawn), levels)
+    return levels
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _difference(settings: Diffusion, data: Path, out: int) -> DifferenceConfig:
 def _text(settings: Diffusion, vocabulary: Vocabulary, memory_width: int, mediators: int) -> TextDiffusionConfig:
     return TextDiffusionConfig(
         len(vocabulary), vocabulary.length, memory_width, settings.embedding, settings.width, settings.layers,
-        settings.heads, mediators, noise=settings.noise, lead=settings.lead,
+        settings.heads, mediators, noise=settings.noise, lead=settings.lead, shuffled=settings.shuffled,
         self_conditioning=settings.self_conditioning, clamping=settings.clamping,
     )  # fmt: skip
 

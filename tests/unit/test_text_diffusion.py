@@ -76,6 +76,18 @@ def test_each_place_knows_what_its_own_vector_tells():
     assert (at_last == 0).all(), "pure noise tells nothing"
 
 
+def test_shuffled_rows_have_the_same_levels_in_another_order():
+    config, words = text_config(8, lead=4.0, shuffled=0.5), torch.arange(3, 9)[None].repeat(400, 1)
+    t = draw_levels(config, words, generator())
+    ordered = (t.diff(dim=1) >= 0).all(1)
+    assert 0.45 < ordered.float().mean() < 0.75, "half of them, and those in which no or all places are clean"
+    rows = t[~ordered].sort(1).values
+    on_its_way = (rows > 0) & (rows < 1000)
+    assert on_its_way.sum(1).max() <= 2, "as many as are on their way at once in order"
+    assert {int(place) for place in t[~ordered].argmin(1)} == {0, 1, 2, 3, 4, 5}
+    assert (draw_levels(text_config(8, lead=4.0), words, generator()).diff(dim=1) >= 0).all()
+
+
 @pytest.mark.parametrize("t", [0.0, 40.0, 500.0, 1000.0])
 def test_x_t_has_the_mean_and_the_variance_of_its_level(t):
     diffusion, x_0 = small(), torch.full((20_000, 1, 2), 3.0)
