@@ -413,7 +413,7 @@ def _show_decision(done: Any, moved: str) -> None:
 )
 def ablate(
     table: Annotated[str, typer.Argument(help="A table of infra/ablations.yaml, or 'list'.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings per row, on the same data.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Trainings per row, on the same data.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Rows at work at once.")] = 1,
     preset: Annotated[str | None, typer.Option(help="A preset under all rows.")] = None,
     values: Annotated[list[str] | None, typer.Option("--set", help="key=value under all rows; repeatable.")] = None,
@@ -524,6 +524,11 @@ def up(
     if not (root / "dvc.yaml").exists():
         raise BadInput("no pipeline is here", where=str(root), expected="dvc.yaml", do="run from the project's folder")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if mlflow_port == prefect_port:
+        raise BadInput(
+            "both servers have one port", where=f"--mlflow-port, --prefect-port {prefect_port}",
+            expected="two ports", do="choose another for one of them",
+        )  # fmt: skip
     if (known := os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("http"):
         raise BadInput(
             "MLflow runs somewhere already", where=f"MLFLOW_TRACKING_URI={show_uri(known)}", expected="none",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flows.store import connect
+from flows.results import read_result
+from flows.store import answering, connect
 from flows.tables import HOME
 from flows.tracking import LONGEST_TAG
 from procap.errors import BadInput
@@ -49,7 +50,7 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
         raise BadInput(
             f"the table {name} was not run here", where=str(home), expected="its results", do=f"`procap ablate {name}`"
         )
-    grid = json.loads((home / "grid.json").read_text(encoding="utf-8"))
+    grid = read_result(home / "grid.json")
     contenders, missing, runs = [], [], []
     lines: list[dict[str, Any]] = []
     for row in grid["rows"]:
@@ -57,13 +58,13 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
         for job in row["jobs"]:
             folder = root / job["folder"] / "data" / "evaluate" / row["captioner"]
             record = (root / job["folder"]).with_name(f"{job['replicate']}.json")
-            known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+            known = read_result(record) if record.exists() else {}
             if known.get("digest") != job["digest"]:
                 missing.append(f"{row['name']} / {job['replicate']}")
                 continue
             runs.append(known["run"])
             folders.append(folder)
-            numbers = flat(_read(folder / "metrics.json"))
+            numbers = flat(read_result(folder / "metrics.json"))
             place = (folder / "predictions.json").relative_to(root).as_posix()
             lines.append({"row": row["name"], "replicate": job["replicate"], **numbers, "predictions": place})
         if folders:
@@ -81,11 +82,12 @@ def compare_table(root: Path, name: str, base: str | None = None) -> Written:
     write_text(home / "results.csv", _csv([columns, *([line.get(column) for column in columns] for line in lines)]))
     written = _write(home, f"Ablation: {name}", grid["about"], contenders, base, missing)
     client = connect(root)
-    for file in ("results.csv", "comparison.csv", "comparison.md", "comparison.html"):
-        client.log_artifact(grid["run"], str(home / file))
     text = (home / "comparison.md").read_text(encoding="utf-8")
-    experiment = client.get_run(grid["run"]).info.experiment_id
-    client.set_tag(grid["run"], "mlflow.note.content", _note(name, text, runs, experiment))
+    with answering(root):
+        for file in ("results.csv", "comparison.csv", "comparison.md", "comparison.html"):
+            client.log_artifact(grid["run"], str(home / file))
+        experiment = client.get_run(grid["run"]).info.experiment_id
+        client.set_tag(grid["run"], "mlflow.note.content", _note(name, text, runs, experiment))
     return written
 
 
@@ -118,8 +120,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _contender(name: str, folders: Sequence[Path], paper: Mapping[str, float]) -> Contender:
-    predictions = [_read(folder / "predictions.json") for folder in folders]
-    return Contender(System(name, predictions, [_read(folder / "metrics.json") for folder in folders], paper),
+    predictions = [read_result(folder / "predictions.json") for folder in folders]
+    return Contender(System(name, predictions, [read_result(folder / "metrics.json") for folder in folders], paper),
                      tuple(folders))  # fmt: skip
 
 
@@ -175,18 +177,6 @@ def _examples(contenders: Sequence[Contender]) -> list[Shown]:
             Shown(name, told["change_type"], told["references"], said, pairs.before(row)[0], pairs.after(row)[0])
         )
     return shown
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"cannot be read: {error}",
-            where=str(path),
-            expected="the folder data/evaluate/<captioner> that the step `evaluate` wrote",
-            do="run `dvc repro evaluate`",
-        ) from None
 
 
 def _csv(table: Sequence[Sequence[Any]]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from flows import locks
 from flows.lineage import git, git_facts, is_dead, read_yaml
-from flows.store import check_server, connect, show_uri, tracking_uri
+from flows.store import answering, check_server, connect, show_uri, tracking_uri
 from flows.upkeep import orphaned_runs
 from procap.errors import BadInput
 
@@ -117,14 +117,11 @@ def _git(root: Path) -> Finding:
 
 
 def _pipeline(root: Path) -> Finding:
-    from ruamel.yaml import YAMLError
-
-    stages = read_yaml(root / "dvc.yaml").get("stages", {})
     try:
-        locked = read_yaml(root / "dvc.lock").get("stages", {})
-    except (AttributeError, YAMLError):
-        do = "`git checkout dvc.lock`, or delete it: `dvc repro` finds results in its cache"
-        return Finding("pipeline", False, "dvc.lock is cut off", do)
+        stages = read_yaml(root / "dvc.yaml").get("stages", {})
+        locked = read_yaml(root / "dvc.lock").get("stages") or {}
+    except BadInput as complaint:
+        return Finding("pipeline", False, f"{Path(complaint.where).name} is cut off: {complaint.what}", complaint.do)
     if not stages:
         return Finding("pipeline", False, "no dvc.yaml here", "run from the project's folder")
     return Finding("pipeline", True, f"{len(stages)} stages in dvc.yaml, {len(locked)} runs in dvc.lock")
@@ -146,12 +143,16 @@ def _dvc_locks(root: Path, fix: bool) -> Iterator[Finding]:
 
 
 def _dvc_remotes(root: Path, fix: bool) -> Iterator[Finding]:
-    from configobj import ConfigObj
+    from configobj import ConfigObj, ConfigObjError
 
-    shared = ConfigObj(str(root / ".dvc" / "config"))
-    local = ConfigObj(str(root / ".dvc" / "config.local"))
+    try:
+        shared, local = (ConfigObj(str(root / ".dvc" / name)) for name in ("config", "config.local"))
+    except (ConfigObjError, UnicodeDecodeError) as error:
+        told = f".dvc/config or .dvc/config.local cannot be read: {error}"
+        yield Finding("dvc remote", False, told, "mend that file")
+        return
     leaked = [f"{section}: {key}" for section in shared.sections for key in shared[section] if key in SECRETS]
-    leaked += [name for name in shared.sections if re.search(r"//[^/@\s]+:[^/@\s]+@", str(shared[name].get("url", "")))]
+    leaked += [name for name in shared.sections if re.search(r"//[^/@\s:]+:\S+@", str(shared[name].get("url", "")))]
     if leaked:
         do = "take them out and change them; `dvc remote modify --local` keeps them in .dvc/config.local"
         yield Finding("dvc secrets", False, f".dvc/config is under git and has {', '.join(leaked)}", do)
@@ -223,6 +224,14 @@ def _mlflow(root: Path, fix: bool) -> Iterator[Finding]:
     yield Finding("mlflow store", True, show_uri(uri))
     if uri.startswith("http"):
         yield _server_version(uri, "mlflow", "/version")
+    try:
+        with answering(root):
+            yield from _records(client, root, fix)
+    except BadInput as complaint:  # a disk that may only be read, a server that goes away
+        yield Finding("mlflow runs", False, complaint.what, complaint.do)
+
+
+def _records(client: Any, root: Path, fix: bool) -> Iterator[Finding]:
     orphans = list(orphaned_runs(client))
     for run in orphans if fix else ():
         client.set_terminated(run.info.run_id, "KILLED")
@@ -246,12 +255,13 @@ def _promotions(client: Any, root: Path, fix: bool) -> Iterator[Finding]:
 
 def _server_version(address: str, package: str, path: str) -> Finding:
     import urllib.request
+    from http.client import HTTPException
 
     ours = version(package)
     try:
-        with urllib.request.urlopen(address.rstrip("/") + path, timeout=5) as answer:
+        with urllib.request.urlopen(show_uri(address).rstrip("/") + path, timeout=5) as answer:
             theirs = answer.read().decode().strip().strip('"')
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return Finding(f"{package} server", True, f"{show_uri(address)}, of a version it does not tell")
     same = theirs.split(".")[:2] == ours.split(".")[:2]
     return Finding(f"{package} server", same, f"{theirs}, this is {ours}", "update the older one")

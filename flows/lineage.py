@@ -44,22 +44,35 @@ def stage_name(step: str, captioner: str | None = None) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file as plain values, not to be changed; an absent file is an empty mapping."""
-    return _parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """A YAML file as plain values, not to be changed; an absent file is an empty mapping.
+
+    Raises BadInput for one that is torn.
+    """
+    return _parse(path, path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
 
 
 def read_stages(root: Path) -> Any:
     """The stages of ``dvc.yaml`` without what parameters name from elsewhere: the same whatever they name."""
     path = root / "dvc.yaml"
-    return _parse(without(path.read_text(encoding="utf-8"))).get("stages", {}) if path.exists() else {}
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return _parse(path, without(text)).get("stages") or {}
 
 
 @lru_cache(maxsize=8)
-def _parse(text: str) -> Any:
+def _parse(path: Path, text: str) -> Any:
     """Parsing takes a good part of a second on a slow machine, and the same files are asked for many times."""
-    from ruamel.yaml import YAML
+    from ruamel.yaml import YAML, YAMLError
 
-    return YAML(typ="safe").load(text) or {}
+    try:
+        values = YAML(typ="safe").load(text) or {}
+        if not isinstance(values, dict):
+            raise YAMLError(f"a {type(values).__name__} at the top")
+    except YAMLError as error:
+        raise BadInput(
+            f"not YAML: {' '.join(str(error).split())}", where=str(path), expected="sections",
+            do=f"`git checkout {path.name}`; without dvc.lock, `dvc repro` finds results in its cache",
+        ) from None  # fmt: skip
+    return values
 
 
 def dotted(values: Any, key: str) -> Any:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,24 @@ def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
         place = values
         for section in sections:
             place = place.setdefault(section, {})
-        place[key] = value
+            if not isinstance(place, dict):
+                raise _twice(dotted, section)
+        if isinstance(place.get(key), dict) and isinstance(value, Mapping):
+            merge(place[key], value)
+        elif key in place:
+            raise _twice(dotted, key)
+        else:
+            place[key] = deepcopy(value)
     return values
+
+
+def _twice(dotted: str, key: str) -> BadInput:
+    return BadInput(
+        f"'{key}' is given a value, and again by '{dotted}'",
+        where=f"overrides: {dotted}",
+        expected="each parameter once",
+        do="leave one of them out",
+    )
 
 
 def write_params(path: Path, values: Mapping[str, Any], source: str) -> list[str]:

@@ -147,6 +147,7 @@ def move(
     client: Any, root: Path, name: str, before: Standing, after: Standing, facts: Mapping[str, Any]
 ) -> None:
     """Go from one standing to the other; BadInput where it is not ``before`` any more."""
+    _log(root).open("ab").close()  # what cannot be logged is not done
     with _turn(client, root, name) as lock:
         if standing(client, name) != before:
             raise BadInput(
@@ -260,9 +261,8 @@ def _write_log(root: Path, name: str, before: Standing, after: Standing, facts: 
         "to": after.champion,
         **facts,
     }
-    (root / LOG).parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n"
-    with workspace_lock(root, "promotions"), (root / LOG).open("ab+") as file:
+    with workspace_lock(root, "promotions"), _log(root).open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             text = text if file.read(1) == b"\n" else "\n" + text  # a crash may have cut the last line off
@@ -271,14 +271,19 @@ def _write_log(root: Path, name: str, before: Standing, after: Standing, facts: 
         os.fsync(file.fileno())
 
 
+def _log(root: Path) -> Path:
+    (root / LOG).parent.mkdir(parents=True, exist_ok=True)
+    return root / LOG
+
+
 def read_log(root: Path) -> list[dict[str, Any]]:
     """All decisions that were made from this workspace, oldest first; a line cut off by a crash is passed over."""
     found = []
     path = root / LOG
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
             found.append(json.loads(line))
-    return found
+    return [line for line in found if isinstance(line, dict)]
 
 
 def _verdict(

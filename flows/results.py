@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from procap.errors import BadInput
 from procap.evaluation.comparison import Comparison
 from procap.evaluation.comparison_page import texts
 from procap.evaluation.metrics import SCALE
@@ -39,20 +40,33 @@ def read_scores(root: Path) -> dict[str, dict[str, Any]]:
 
 def read_folder(folder: Path) -> dict[str, Any]:
     """``metrics.json`` of one evaluation."""
-    scores: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    scores: dict[str, Any] = read_result(folder / "metrics.json")
     return scores
+
+
+def read_result(path: Path) -> Any:
+    """A JSON file that a step wrote. Raises BadInput where it is not there, or is torn."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"cannot be read: {error}",
+            where=str(path),
+            expected="the file as the step wrote it, such as those of data/evaluate/<captioner>",
+            do="run `dvc repro`, which makes it again, or takes it from the cache",
+        ) from None
 
 
 def read_versions(root: Path) -> list[dict[str, Any]]:
     """``data/register/versions.json``, best first; empty before the first registration."""
     path = root / "data" / "register" / "versions.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return read_result(path) if path.exists() else []
 
 
 def skipped_metrics(root: Path) -> dict[str, str]:
     """{metric: why it was not computed}."""
     paths = sorted((root / "data" / "evaluate").glob("*/metrics.json"))
-    return {k: v for path in paths for k, v in json.loads(path.read_text(encoding="utf-8")).get("skipped", {}).items()}
+    return {k: v for path in paths for k, v in read_result(path).get("skipped", {}).items()}
 
 
 def scores_table(scores: dict[str, dict[str, Any]]) -> Any:

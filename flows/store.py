@@ -30,6 +30,9 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIE
 AWAY = "Max retries exceeded with url"
 """In the words of an error: the server did not answer, and nothing else is wrong."""
 
+PORTS = {"https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+"""Where a server listens whose address does not say."""
+
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -40,7 +43,7 @@ def tracking_uri(root: Path) -> str:
 
 def show_uri(uri: str) -> str:
     """The address without a password in it."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+    return re.sub(r"//(?:[^/@:]*:.*|[^/]*)@", "//", uri)
 
 
 @contextmanager
@@ -70,6 +73,10 @@ def connect(root: Path) -> Any:
             expected="http(s)://..., sqlite:///... or another database",
             do="unset it to use mlflow.db in the workspace",
         )
+    elif scheme == "sqlite":
+        _check_file(uri)
+    elif re.match(r"[^:]+://[^/,?]+(/|$)", uri):  # one host
+        check_server(uri, "database", "start it, or unset MLFLOW_TRACKING_URI to use the local one")
     for name, value in (QUIET | PATIENCE).items():
         os.environ.setdefault(name, value)
 
@@ -77,6 +84,7 @@ def connect(root: Path) -> Any:
 
     import mlflow
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.pyfunc", "mlflow.tracking._model_registry"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -86,7 +94,7 @@ def connect(root: Path) -> Any:
         with workspace_lock(root, "mlflow"):  # several processes that make the tables at once break one another
             client = mlflow.MlflowClient(uri)
             client.search_experiments(max_results=1)
-    except (MlflowException, ImportError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
         raise BadInput(
             f"MLflow's store does not answer: {str(error).splitlines()[0]}",
             where=show_uri(uri),
@@ -94,6 +102,18 @@ def connect(root: Path) -> Any:
             do=f"`mlflow db upgrade {show_uri(uri)}` after an update of MLflow; `procap doctor` says more",
         ) from error
     return client
+
+
+def _check_file(uri: str) -> None:
+    """Raise BadInput where there can be no such database; MLflow would try for minutes."""
+    path = Path(uri.partition(":///")[2].removeprefix("file:").partition("?")[0])
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(
+            "a folder is where MLflow's database should be" if path.is_dir() else "there is no folder for the database",
+            where=show_uri(uri),
+            expected="a file, or a folder to make it in",
+            do="move it away, or mend MLFLOW_TRACKING_URI",
+        )
 
 
 @contextmanager
@@ -146,11 +166,20 @@ def experiment_id(client: Any, root: Path, name: str) -> str:
 
 def check_server(url: str, what: str, do: str, seconds: float = 3.0) -> None:
     """Raise BadInput unless something listens at ``url``."""
-    address = urlsplit(url)
-    port = address.port or (443 if address.scheme == "https" else 80)
+    if re.search(r"//[^/@:]*:[^@]*[/?#@].*@", url):
+        do = "write signs such as @ / # in a name or password as %40 %2F %23; " + do
     try:
-        socket.create_connection((address.hostname or "", port), timeout=seconds).close()
-    except OSError as error:
+        address = urlsplit(url)
+        port = address.port or PORTS.get(address.scheme.split("+")[0], 80)
+        if not address.hostname:
+            raise ValueError
+    except ValueError:  # its words may hold a part of a password
+        raise BadInput(
+            f"that is no address of the {what} server", where=show_uri(url), expected="scheme://host:port", do=do
+        ) from None
+    try:
+        socket.create_connection((address.hostname, port), timeout=seconds).close()
+    except (OSError, UnicodeError) as error:
         raise BadInput(
             f"the {what} server does not answer ({error})", where=show_uri(url), expected="a running server", do=do
         ) from None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.lineage import git, is_dead, outputs, read_yaml, stage_digest
-from flows.store import connect
+from flows.store import answering, connect
 from procap.errors import BadInput
 
 EXPERIMENTS = "procap/"
@@ -31,19 +31,21 @@ def finalize(root: Path) -> list[tuple[str, str | None]]:
     commit = git(root, "rev-parse", "HEAD")
     changed = git(root, "status", "--porcelain")
     if commit is None or changed or not (root / "dvc.lock").exists():
+        names = [line.split(maxsplit=1)[-1] for line in (changed or "").splitlines()]
         raise BadInput(
             "there is something that no commit holds" if changed else "there is no commit of a finished pipeline",
-            where=str(root) + (f": {', '.join(line[3:] for line in changed.splitlines()[:5])}" if changed else ""),
+            where=str(root) + (f": {', '.join(names[:5])}" if names else ""),
             expected="a clean tree with dvc.lock in it",
             do="commit (`git add dvc.lock data && git commit`), then `procap finalize`",
         )
+    stages = list(read_yaml(root / "dvc.lock").get("stages") or ())
     client = connect(root)
-    experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENTS}%'")
-    ids = [experiment.experiment_id for experiment in experiments]
-    stages = list(read_yaml(root / "dvc.lock")["stages"])
-    if all(stage_digest(root, name) == stage_digest(root, name, locked=True) for name in stages):
-        _finalize_versions(client, root, commit)
-    return [(name, _finalize_stage(client, ids, root, name, commit)) for name in stages]
+    with answering(root):
+        experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENTS}%'")
+        ids = [experiment.experiment_id for experiment in experiments]
+        if all(stage_digest(root, name) == stage_digest(root, name, locked=True) for name in stages):
+            _finalize_versions(client, root, commit)
+        return [(name, _finalize_stage(client, ids, root, name, commit)) for name in stages]
 
 
 def _finalize_versions(client: Any, root: Path, commit: str) -> None:

@@ -350,7 +350,7 @@ class Caption(Training):
     """Stage 2, implicit procedure captioning; every captioner trains with these."""
 
     decoder_layers: Count
-    decoder_width: Annotated[int, Field(multiple_of=8)]
+    decoder_width: Annotated[int, Field(ge=8, multiple_of=8)]
     decoder_heads: Count
     decoder: Literal["compact", "reference"] = Field(
         description="reference: norms after the sums, no biases in attention, fixed positions, as in its code"
@@ -409,12 +409,14 @@ class CCRC(Own):
         "is, beside adapters. null: a small one, trained from scratch"
     )
     lora: Count = Field(description="rank of the adapters of a language_model (peft)")
-    width: Annotated[int, Field(multiple_of=8)] = Field(description="of the visual tokens and the small language model")
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = Field(
+        description="of the visual tokens and the small language model"
+    )
     layers: Count = Field(description="of the small language model")
     heads: Count = Field(description="of the small language model and of the fusion")
     fusion_layers: Count
     places: Count = Field(description="that the language model reads, those that differ most")
-    mask_width: Annotated[int, Field(multiple_of=8)]
+    mask_width: Annotated[int, Field(ge=8, multiple_of=8)]
     mask_tokens: Count
     mask_rounds: Count = Field(description="in which mask tokens look at both scales")
     gate: bool = Field(description="attention is weighed by how much a place differs")
@@ -436,7 +438,7 @@ class Diffusion(Own):
     """Sizes and training of a text diffusion under the condition of a visual-difference encoder."""
 
     embedding: Count = Field(description="e, numbers of a word's vector; the fewer, the longer noise hides the word")
-    width: Annotated[int, Field(multiple_of=8)] = Field(description="of encoder and denoiser")
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = Field(description="of encoder and denoiser")
     heads: Count
     encoder_layers: Count = Field(description="blocks of the visual-difference encoder")
     layers: Count = Field(description="blocks of the denoiser")
@@ -549,7 +551,7 @@ class Params(Section):
         description="another seed for stage 1 and stage 2 alone; data, frames, draws and tokenizer stay"
     )
     dataset: Dataset
-    captioners: Annotated[tuple[CaptionerName, ...], Field(min_length=1)]
+    captioners: tuple[CaptionerName, ...]
     prepare: Prepare
     validate_: Validate = Field(alias="validate")
     interpolate: Interpolate
@@ -606,6 +608,8 @@ class Params(Section):
                     f"{step}.batch: {section.batch} pairs cannot be shared by hardware.devices = "
                     f"{self.hardware.devices} in {section.accumulate} parts each ({step}.accumulate)"
                 )
+        if not self.captioners:
+            raise ValueError("captioners: [] names none")
         if len(set(self.captioners)) < len(self.captioners):
             raise ValueError(f"captioners: {list(self.captioners)} names one twice")
         return self

@@ -46,14 +46,22 @@ def upright(picture: Any) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def read_mask(path: Path, classes: int = 1) -> UInt8[np.ndarray, "h w"]:
-    """Decode a mask: 255 where the file is lighter than middle gray, else 0. Raises BadInput as ``read_image``.
+    """Decode a mask: 255 where the file is lighter than middle gray, else 0; what is transparent is not marked.
 
     Of two ``classes``, what is near middle gray is 128, the first, and what is near white 255, the second.
+    Raises BadInput as ``read_image``, and for a mask whose marks are all too dark to count.
     """
     from PIL import ImageOps
 
     with _opened(path) as picture:
-        gray = np.array(ImageOps.exif_transpose(picture).convert("L"))
+        gray = _as_gray(ImageOps.exif_transpose(picture))
+    if 0 < gray.max() <= (127 if classes == 1 else 63):
+        raise BadInput(
+            f"a mask that marks nothing, but is not black: the lightest of its 0 to 255 is {gray.max()}",
+            where=str(path),
+            expected="black, and white (255) where something changed",
+            do="save it with white marks (a mask of 0 and 1 times 255), or take its pair out of the corpus",
+        )
     if classes == 1:
         return np.where(gray > 127, np.uint8(255), np.uint8(0))
     return np.select([gray > 191, gray > 63], [np.uint8(255), np.uint8(128)], np.uint8(0))
@@ -123,6 +131,19 @@ def _as_rgb(picture: Any) -> Any:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return picture.convert("RGB")
+
+
+def _as_gray(picture: Any) -> UInt8[np.ndarray, "h w"]:
+    """A mask's lightness; sixteen bits are scaled where they are used, and what is transparent is black."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        wide = np.array(picture).astype(np.int64)
+        return (wide >> 8 if wide.max() > 255 else wide).clip(0, 255).astype(np.uint8)
+    if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", layer.size, "black"), layer)
+    return np.array(picture.convert("L"))
 
 
 def _bad(where: Path | str, what: str) -> BadInput:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,8 @@ def judge(challenger: Candidate, champion: Candidate | None, *, metric: str, mar
             expected="one of " + ", ".join(METRICS),
             do="name one of them",
         )
+    if not math.isfinite(margin):
+        raise BadInput(f"a margin of {margin}", where="--margin", expected="a number", do="try 0, or -0.01")
     same = champion is None or (bool(champion.test_data) and champion.test_data == challenger.test_data)
     return Verdict(
         (

@@ -78,6 +78,10 @@ def test_what_a_captioner_has_for_itself_goes_before_caption(raw):
         ("prepare.scenes.samples", 9, "less than or equal to 8"),
         ("dataset.name", "imagenet", "'rendered'"),
         ("seed", -1, "greater than or equal to 0"),
+        ("decider.width", 0, "greater than or equal to 8"),
+        ("ccrc.mask_width", 0, "greater than or equal to 8"),
+        ("caption.decoder_width", -8, "greater than or equal to 8"),
+        ("captioners", "procap", "valid tuple"),
     ],
 )
 def test_a_wrong_value_is_named(raw, key, value, allowed):
@@ -148,6 +152,19 @@ def test_values_must_fit_together(raw, changes, where):
     assert caught.value.where == f"params.yaml: {where}"
     value = next(iter(changes.values()))
     assert str(value if not isinstance(value, list) else value[0]) in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("named", "what", "where"),
+    [
+        ([], "captioners: [] names none", "captioners"),
+        (["static", "procop"], "'captioners.1' is 'procop'", "captioners.1"),
+    ],
+)
+def test_captioners_that_are_none_of_ours_are_told_once(raw, named, what, where):
+    with pytest.raises(BadInput) as caught:
+        check_params(put(raw, "captioners", named), "params.yaml")
+    assert (caught.value.what, caught.value.where) == (what, f"params.yaml: {where}")
 
 
 def test_several_problems_are_told_at_once(raw):

@@ -130,3 +130,46 @@ def test_masks_of_two_classes_keep_them_apart(tmp_path):
     assert np.array_equal(read_mask(path) > 0, mask > 0), "of one class, both have changed"
     assert np.array_equal(resize_mask(mask, 8), mask[::2, ::2])
     assert set(np.unique(resize_mask(mask, 7))) == {0, 128, 255}
+
+
+def _marked(kind):
+    """A 16 x 16 mask, its square of 4 x 4 marked in one of the ways that programs have."""
+    square = np.zeros((16, 16), np.uint8)
+    square[4:8, 4:8] = 1
+    alpha = Image.fromarray(square * 255)
+    palette = Image.fromarray(square, "P")
+    palette.putpalette([0, 0, 0, *((255, 255, 255) if kind == "palette" else (128, 0, 0)), *[0] * 750])
+    match kind:
+        case "sixteen bits":
+            return Image.fromarray(np.where(square > 0, 65535, 5000).astype(np.uint16))
+        case "eight bits in sixteen":
+            return Image.fromarray(square.astype(np.uint16) * 255)
+        case "transparent white":
+            return Image.merge("RGBA", [Image.new("L", (16, 16), 255)] * 3 + [alpha])
+        case "one bit":
+            return alpha.convert("1")
+        case "palette" | "dark red":
+            return palette
+        case "zero and one":
+            return Image.fromarray(square)
+        case "dark of sixteen":
+            return Image.fromarray(square.astype(np.uint16) * 1000)
+    raise ValueError(kind)
+
+
+@pytest.mark.parametrize("kind", ["sixteen bits", "eight bits in sixteen", "transparent white", "one bit", "palette"])
+def test_a_mask_is_what_is_light_in_it_however_it_was_saved(tmp_path, kind):
+    _marked(kind).save(tmp_path / "m.png")
+    mask = read_mask(tmp_path / "m.png")
+    assert mask.sum() == 255 * 16
+    assert mask[4:8, 4:8].min() == 255
+
+
+@pytest.mark.parametrize("kind", ["zero and one", "dark red", "dark of sixteen"])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_a_mask_with_marks_too_dark_to_count_is_refused(tmp_path, kind, classes):
+    _marked(kind).save(tmp_path / "m.png")
+    with pytest.raises(BadInput, match="marks nothing"):
+        read_mask(tmp_path / "m.png", classes)
+    Image.new("L", (16, 16)).save(tmp_path / "m.png")
+    assert not read_mask(tmp_path / "m.png", classes).any(), "black is a mask of nothing"

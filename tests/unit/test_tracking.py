@@ -250,6 +250,9 @@ def test_finalize_wants_a_clean_tree_and_tags_what_was_committed(store, tracked,
     assert run.data.tags["dvc.outs.prepare"] == "p.dir"
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert run.data.tags["procap.commit"] == head != run.data.tags["git.commit"]
+    (workspace / "params.yaml").write_text((workspace / "params.yaml").read_text() + "# more\n")
+    with pytest.raises(BadInput, match=r": params\.yaml"):
+        finalize(workspace)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 0.0])

@@ -1,0 +1,148 @@
+"""What a careless or unlucky user gives the commands that keep models: each is a complaint, and nothing half done."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows import promotion
+from flows.doctor import _dvc_remotes, _mlflow, _pipeline
+from flows.lineage import read_yaml
+from flows.presets import apply_overrides, nested
+from flows.promotion import Standing, move, read_log
+from flows.results import read_scores, read_versions
+from flows.store import check_server, connect, show_uri
+from procap.errors import BadInput
+from procap.evaluation.promotion import judge
+from tests.unit.test_promotion import candidate
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"seed": 1, "seed.x": 2},
+        {"seed.x": 2, "seed": 1},
+        {"captioners": ["procap"], "captioners.0": "static"},
+        {"caption": 3, "caption.steps": 3},
+        {"caption.steps": 2, "caption": {"stepz": 3}},
+        {"caption": {"steps": "many"}},
+        {"caption.steps.x": 2},
+        {"": 3},
+        {"caption..steps": 3},
+        {"captioners": ["procop"]},
+        {"ccrc.heads": 7},
+    ],
+)
+def test_overrides_that_make_no_parameters_are_refused_and_nothing_is_written(tmp_path, overrides):
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    before = (tmp_path / "params.yaml").read_bytes(), (tmp_path / "dvc.yaml").read_bytes()
+    with pytest.raises(BadInput) as caught:
+        apply_overrides(tmp_path / "params.yaml", overrides)
+    assert caught.value.where
+    assert ((tmp_path / "params.yaml").read_bytes(), (tmp_path / "dvc.yaml").read_bytes()) == before
+
+
+def test_a_section_and_a_key_of_it_may_both_be_given():
+    section = {"steps": 2}
+    assert nested({"caption": section, "caption.batch": 3}) == {"caption": {"steps": 2, "batch": 3}}
+    assert nested({"caption.batch": 3, "caption": section}) == {"caption": {"steps": 2, "batch": 3}}
+    assert section == {"steps": 2}
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://me:hid@den@127.0.0.1:9/x",
+        "http://me:hid/den@127.0.0.1:9",
+        "http://me:hid#den@127.0.0.1:9",
+        "https://:hidden@127.0.0.1:9",
+        "http://hidden@127.0.0.1:9",
+        "postgresql://me:hid/den@127.0.0.1:9/runs",
+        "postgresql://me:hidden@127.0.0.1:9/runs",
+        "http://127.0.0.1:port",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+        "http://",
+        "http://" + 70 * "x",
+        "sqlite:///no/such/folder/runs.db",
+        "sqlite://",
+        "ftp://127.0.0.1",
+    ],
+)
+def test_an_address_of_no_store_is_refused_at_once_and_no_password_is_told(tmp_path, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput) as caught:
+        connect(tmp_path)
+    assert not any(part in str(caught.value) for part in ("hid", "den"))
+
+
+def test_signs_in_a_password_are_explained_and_an_address_without_one_stays():
+    with pytest.raises(BadInput, match="%40"):
+        check_server("http://me:a/b@127.0.0.1:9", "MLflow", "start it")
+    assert show_uri("https://example.org:5000/at") == "https://example.org:5000/at"
+    assert show_uri("models:/procap@champion") == "models:/procap@champion"
+
+
+@pytest.mark.parametrize("kind", ["a folder", "something else"])
+def test_what_is_no_database_is_refused_at_once(tmp_path, monkeypatch, kind):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    path = tmp_path / "mlflow.db"
+    path.mkdir() if kind == "a folder" else path.write_bytes(b"no database at all" * 200)
+    with pytest.raises(BadInput, match=r"folder is where|not a database"):
+        connect(tmp_path)
+    assert not {finding.what: finding for finding in _mlflow(tmp_path, False)}["mlflow store"].well
+
+
+@pytest.mark.parametrize("margin", [float("nan"), float("inf"), float("-inf")])
+def test_a_margin_that_is_no_number_is_refused(margin):
+    with pytest.raises(BadInput, match="margin"):
+        judge(candidate(), None, metric="CIDEr", margin=margin)
+
+
+def test_a_log_that_cannot_be_written_stops_a_move_before_it_asks_the_registry(tmp_path):
+    (tmp_path / promotion.LOG).mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        move(None, tmp_path, "procap", Standing(None, None), Standing("1", None), {"action": "promote"})
+
+
+def test_a_log_cut_off_inside_a_letter_or_with_other_things_in_it_is_read(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / promotion.LOG).write_bytes('{"id": "a"}\n3\nnull\n{"by": "caf\xe9"}\n'.encode() + b'{"by": "caf\xc3')
+    assert read_log(tmp_path) == [{"id": "a"}, {"by": "café"}]
+
+
+@pytest.mark.parametrize("text", ["stages:\n  a: [\n", "stages:\n  a: 'x", "3"])
+def test_a_torn_file_of_dvc_is_named(tmp_path, text):
+    (tmp_path / "dvc.yaml").write_text(text)
+    with pytest.raises(BadInput, match="not YAML") as caught:
+        read_yaml(tmp_path / "dvc.yaml")
+    assert "git checkout dvc.yaml" in caught.value.do
+    assert not _pipeline(tmp_path).well
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[core\nx", "dvc remote"),
+        ("['remote \"near\"']\n    url = https://me:sho/wn@example.org/x\n", "dvc secrets"),
+    ],
+)
+def test_a_configuration_of_dvc_that_is_torn_or_tells_a_password_with_a_slash_is_named(tmp_path, text, what):
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text(text)
+    found = {finding.what: finding for finding in _dvc_remotes(tmp_path, False)}
+    assert not found[what].well
+    assert "wn@" not in str(found)
+
+
+def test_torn_results_are_named(tmp_path):
+    for path in ("data/evaluate/procap/metrics.json", "data/register/versions.json"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text('{"CIDEr": ')
+    for read in (read_scores, read_versions):
+        with pytest.raises(BadInput, match="cannot be read"):
+            read(tmp_path)
