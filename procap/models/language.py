@@ -152,7 +152,6 @@ def _adapt(body: Any, rank: int) -> None:
             expected="the extra 'lora'",
             do="pip install 'procap[lora]', or leave ccrc.language_model null",
         ) from None
-    body.requires_grad_(False)
     kinds = {name.rpartition(".")[2]: type(part).__name__ for name, part in body.named_modules()}
     linear = sorted(name for name, kind in kinds.items() if kind in ("Linear", "Conv1D"))
     turned = "Conv1D" in kinds.values()  # GPT-2 keeps its matrices the other way round
