@@ -28,12 +28,18 @@ def child_environment(flow_run: str) -> dict[str, str]:
 def mark_process(flow: Any, flow_run: Any, state: Any) -> None:
     """Tell the server which process a flow run is, for `procap doctor`; a hook for ``on_running``.
 
-    Prefect itself keeps a number without the machine's name.
+    Prefect itself keeps a number without the machine's name. A server that takes no labels does not stop the run.
     """
     from prefect.client.orchestration import get_client
+    from prefect.logging.loggers import flow_run_logger
 
-    with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(flow_run.id, dict(process_facts()))
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(flow_run.id, dict(process_facts()))
+    except Exception as error:
+        told = (str(error) or type(error).__name__).splitlines()[0]
+        flow_run_logger(flow_run, flow).warning("the server keeps no labels, so that `procap doctor` cannot tell "
+                                                "whether this run still lives: %s", told)  # fmt: skip
 
 
 def stream(

@@ -30,6 +30,9 @@ from procap.steps import PER_CAPTIONER, STEPS
 ON_ACCELERATOR = ("interpolate", "sample", "tokenizer", "tokenize", "pretrain", "caption", "evaluate")
 """Steps that compute on a GPU where there is one."""
 
+NO_MEMORY = ("out of memory", "can't allocate memory")
+"""In the words of errors of torch."""
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a step; returns the exit status: 2 for bad input, 143 or 130 after a signal."""
@@ -61,11 +64,24 @@ def main(words: Sequence[str] | None = None) -> int:
         if told is None:
             raise
         return _complain(asked, told)
+    except (RuntimeError, MemoryError) as error:
+        if not (isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY)):
+            raise
+        return _complain(asked, _too_large(error))
     except Stopped as stop:
         return 128 + stop.signal
     except TeamFailed as failed:
         return failed.status
     return 0
+
+
+def _too_large(error: Exception) -> BadInput:
+    return BadInput(
+        f"there is not enough memory: {(str(error) or type(error).__name__).splitlines()[0][:300]}",
+        where="params.yaml: sizes and batches of this step",
+        expected="sizes for which this machine has the memory",
+        do="lower them; hardware.checkpointing and `accumulate` of pretrain and caption save memory too",
+    )
 
 
 def _complain(asked: argparse.Namespace, complaint: BadInput) -> int:

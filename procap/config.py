@@ -429,6 +429,8 @@ class CCRC(Own):
         for name in ("width", "mask_width"):
             if getattr(self, name) % self.heads:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a multiple of heads ({self.heads})")
+        if self.width // self.heads % 2:
+            raise ValueError(f"width: {self.width} over {self.heads} heads is odd; the language model needs it even")
         if self.language_model and self.learns == "masks":
             raise ValueError("learns: 'masks' writes nothing and has no language_model; set that to null")
         return self

@@ -18,7 +18,18 @@ def language_model_config(name: str) -> tuple[str, int]:
     plain = config.to_dict()
     if not any(size in plain for size in ("hidden_size", "n_embd", "d_model")):
         raise _bad(name, f"a {type(config).__name__} is no language model of one stack")
-    return json.dumps(plain, sort_keys=True), len(_pieces(_load("AutoTokenizer", name), PROMPT))
+    prompt = len(_pieces(_load("AutoTokenizer", name), PROMPT))
+    if not prompt:
+        raise _bad(name, "its tokenizer knows no words; are its files there?")
+    return json.dumps(plain, sort_keys=True), prompt
+
+
+def refuse_short(name: str, body: str, needed: int) -> None:
+    """Raise BadInput where the model of this configuration reads fewer than ``needed`` pieces at once."""
+    plain = json.loads(body)
+    longest = plain.get("n_positions") or plain.get("max_position_embeddings")
+    if longest and longest < needed:
+        raise _bad(name, f"it reads {longest} pieces at once, and {needed} are due")
 
 
 def load_language_model(
@@ -45,8 +56,8 @@ def _load(kind: str, name: str) -> Any:
 
     try:
         return getattr(transformers, kind).from_pretrained(name)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise _bad(name, str(error).strip().splitlines()[0]) from error
+    except Exception as error:  # whatever is wrong with the files of others
+        raise _bad(name, (str(error).strip() or type(error).__name__).splitlines()[0]) from error
 
 
 def _bad(name: str, what: str) -> BadInput:

@@ -9,7 +9,7 @@ from procap.captioners.answers import REASONING, STRUCTURE, Grammar
 from procap.captioners.ccrc import CCRCConfig
 from procap.captioners.decider import DeciderConfig
 from procap.captioners.mct_ccdiff import MCTCCDiffConfig
-from procap.checkpoints.language_model import language_model_config, load_language_model
+from procap.checkpoints.language_model import language_model_config, load_language_model, refuse_short
 from procap.config import CCRC, Diffusion, Own, Params
 from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.models.caption_decoder import DecoderConfig
@@ -47,12 +47,13 @@ def _encoder_decoder(params: Params, data: Path, vocabulary: Vocabulary, pretrai
 def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) -> CCRCConfig:
     own, sizes, words = params.own("ccrc"), tokenizer_config(data), Grammar(len(vocabulary)).size
     assert isinstance(own, CCRC)
+    length = min(own.places, sizes.grid**2) + REASONING + vocabulary.length + 1
     if own.language_model:
         body, prompt = language_model_config(own.language_model)
+        refuse_short(own.language_model, body, prompt + length)
         language = LanguageConfig(body, words, prompt, own.lora)
     else:
-        length = min(own.places, sizes.grid**2) + 1 + REASONING + vocabulary.length + 1
-        language = LanguageConfig(small_body(own.width, own.layers, own.heads, length), words, 1)
+        language = LanguageConfig(small_body(own.width, own.layers, own.heads, 1 + length), words, 1)
     return CCRCConfig(
         FusionConfig(sizes.grid, sizes.feature_width, own.width, own.fusion_layers, own.heads, own.gate),
         language,

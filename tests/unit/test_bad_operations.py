@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flows import promotion
+from flows import promotion, stage
 from flows.doctor import _dvc_remotes, _mlflow, _pipeline
 from flows.lineage import read_yaml
 from flows.presets import apply_overrides, nested
+from flows.process import mark_process
 from flows.promotion import Standing, move, read_log
 from flows.results import read_scores, read_versions
 from flows.store import check_server, connect, show_uri
@@ -139,6 +141,22 @@ def test_a_configuration_of_dvc_that_is_torn_or_tells_a_password_with_a_slash_is
     assert "wn@" not in str(found)
 
 
+def test_a_server_that_takes_no_labels_costs_a_run_one_line(monkeypatch):
+    import prefect.client.orchestration
+    import prefect.logging.loggers
+
+    def refusing(**_):
+        raise RuntimeError("404 Not Found\nmore")
+
+    said = []
+    logger = SimpleNamespace(warning=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(prefect.client.orchestration, "get_client", refusing)
+    monkeypatch.setattr(prefect.logging.loggers, "flow_run_logger", lambda *_: logger)
+    mark_process(None, SimpleNamespace(id="1"), None)
+    (line,) = said
+    assert line.endswith("404 Not Found")
+
+
 def test_torn_results_are_named(tmp_path):
     for path in ("data/evaluate/procap/metrics.json", "data/register/versions.json"):
         (tmp_path / path).parent.mkdir(parents=True)
@@ -146,3 +164,30 @@ def test_torn_results_are_named(tmp_path):
     for read in (read_scores, read_versions):
         with pytest.raises(BadInput, match="cannot be read"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 10000000000000 bytes"), 2),
+        (RuntimeError("CUDA out of memory. Tried to allocate 99 GiB"), 2),
+        (MemoryError(), 2),
+        (RuntimeError("sizes do not fit"), None),
+    ],
+)
+def test_sizes_that_need_more_memory_than_there_is_are_bad_input(tmp_path, monkeypatch, capsys, error, status):
+    def run_step(*_):
+        raise error
+
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(stage, "run_step", run_step)
+    monkeypatch.setattr(stage, "listen_to_signals", lambda: None)
+    if status is None:
+        with pytest.raises(RuntimeError, match="sizes do not fit"):
+            stage.main(["tokenize"])
+    else:
+        assert stage.main(["tokenize"]) == status
+        assert "not enough memory" in capsys.readouterr().err

@@ -137,6 +137,7 @@ def test_a_missing_key_is_named(raw, key):
         ({"interpolate.method": "vfiformer"}, "interpolate.checkpoint"),
         ({"interpolate.method": "h5"}, "interpolate.h5"),
         ({"captioners": ["static", "static"]}, "captioners"),
+        ({"ccrc.width": 24, "ccrc.heads": 8, "ccrc.mask_width": 24}, "ccrc.width"),
         ({"caption.planned_steps": 7, "caption.steps": 8}, "caption.planned_steps"),
         ({"pretrain.planned_steps": 7, "pretrain.steps": 8}, "pretrain.planned_steps"),
         ({"caption.decoder": "reference"}, "caption.decoder"),

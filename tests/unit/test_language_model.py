@@ -1,6 +1,7 @@
 """A trained language model from a folder: our words as means of its pieces, frozen beside adapters."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from procap.captioners import Decoding
 from procap.captioners.answers import STRUCTURE, Grammar
 from procap.captioners.ccrc import CCRC
-from procap.checkpoints.language_model import PROMPT, language_model_config, load_language_model
+from procap.checkpoints.language_model import PROMPT, language_model_config, load_language_model, refuse_short
 from procap.datasets.vocabulary import SPECIALS, Vocabulary
 from procap.errors import BadInput
 from procap.models.build import build, frozen
@@ -87,6 +88,33 @@ def test_a_folder_without_a_language_model_is_refused(tmp_path, folder):
     del body["h.0.ln_1.weight"]
     with pytest.raises(BadInput, match=r"lacks 1 weights.*h\.0\.ln_1\.weight"):
         model.language.adopt(body, *rest)
+
+
+@pytest.mark.parametrize("spoil", ["weights cut off", "no weights in it", "no tokenizer", "a word for a width"])
+def test_a_folder_that_was_written_by_half_is_refused(tmp_path, folder, spoil):
+    half = shutil.copytree(folder, tmp_path / "half")
+    match spoil:
+        case "weights cut off":
+            (half / "model.safetensors").write_bytes((half / "model.safetensors").read_bytes()[:3000])
+        case "no weights in it":
+            (half / "model.safetensors").write_bytes(b"")
+        case "no tokenizer":
+            for path in half.glob("*token*"):
+                path.unlink()
+        case "a word for a width":
+            config = json.loads((half / "config.json").read_text())
+            (half / "config.json").write_text(json.dumps(config | {"n_embd": "wide"}))
+    with pytest.raises(BadInput, match="cannot be read") as caught:
+        load_language_model(str(half), ["red"]) if "weights" in spoil else language_model_config(str(half))
+    assert str(half) in caught.value.where
+
+
+def test_a_model_that_reads_too_little_at_once_is_refused(folder):
+    body, prompt = language_model_config(str(folder))
+    refuse_short(str(folder), body, 160)
+    with pytest.raises(BadInput, match="reads 160 pieces at once, and 161 are due"):
+        refuse_short(str(folder), body, 161)
+    assert prompt == len(PROMPT)
 
 
 def test_nothing_of_a_body_is_dropped_in_training(folder):
