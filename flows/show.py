@@ -41,21 +41,25 @@ def _bundle(what: str, folder: Path, version: str | None) -> Any:
     )
     side = settings["vqgan"]["image_size"]
     weights = [_weights(folder / f"{name}.safetensors") for name in ("captioner", "vqgan")]
-    encoder, decoder = settings["config"]["encoder"], settings["config"]["decoder"]
+    parts = {name: of for name, of in settings["config"].items() if isinstance(of, Mapping)}
+    others = [f"{name} {value}" for name, value in settings["config"].items() if name not in parts]
+    grid = next(of["grid"] for of in parts.values() if "grid" in of)
+    frames = parts.get("encoder", {}).get("frames")
     params = provenance.get("params", {})
+    own = params.get(settings["captioner"], {})
     facts = {
         "captioner": settings["captioner"] + (f", version {version}" if version else ""),
         "digest": bundle_digest(folder),
-        "pictures": f"{side} x {side} pixels, {encoder['grid']} x {encoder['grid']} places",
-        "frames": f"{encoder['frames']}, of which {encoder['frames'] - 2} imagined",
-        "encoder": f"{encoder['layers']} layers of width {encoder['width']}",
-        "decoder": f"{decoder['layers']} layers of width {decoder['width']}, {settings['config']['decoding']}",
+        "pictures": f"{side} x {side} pixels, {grid} x {grid} places",
+        "frames": f"{frames}, of which {frames - 2} imagined" if frames else None,
+        **{name: _size(of) for name, of in parts.items()},
+        "settings": ", ".join(others),
         "weights": f"{weights[0]:,} and {weights[1]:,} (VQGAN)",
         "words": f"{len(words['words'])}, at most {words['length'] - 2} in a sentence",
         "no change": _few(provenance.get("no_change")),
         "trained on": provenance.get("dataset"),
         "pairs": (provenance.get("pairs_sha256") or "")[:12],
-        "updates": params.get("caption", {}).get("steps"),
+        "updates": own.get("steps") or params.get("caption", {}).get("steps"),
         "seed": params.get("seed"),
         "selected": f"on {provenance['selected_on']}, CIDEr {provenance['selection_CIDEr']:.1f}"
         if "selection_CIDEr" in provenance
@@ -63,6 +67,15 @@ def _bundle(what: str, folder: Path, version: str | None) -> Any:
         "imported": provenance.get("imported"),
     }
     return _facts(what, facts)
+
+
+def _size(part: Mapping[str, Any]) -> str | None:
+    """Layers and width of a part of a network, where it has any."""
+    if "body" in part:
+        body = json.loads(part["body"])
+        return f"{body['model_type']}, {body['num_hidden_layers']} layers of width {body['hidden_size']}"
+    told = [f"{part['layers']} layers"] if "layers" in part else []
+    return " of ".join([*told, f"width {part['width']}"]) if "width" in part else None
 
 
 def _weights(path: Path) -> int:

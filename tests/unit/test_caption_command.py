@@ -1,6 +1,7 @@
 """``procap caption`` and ``procap show``: a pair, a table that may be broken and is continued, and why."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from flows.cli import app
+from procap.captioners import CAPTIONERS
 from procap.captioning.captioner import load_captioner
 from procap.captioning.table import caption_rows, read_rows, resumed
 from procap.datasets.vocabulary import Vocabulary
@@ -218,6 +220,17 @@ def test_show_says_what_a_bundle_is(folder, monkeypatch, tmp_path):
     assert f"{weights:,}" in done.stdout
     refused = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert isinstance(refused.exception, BadInput)
+
+
+@pytest.mark.parametrize("name", sorted(CAPTIONERS))
+def test_show_knows_the_parts_of_every_captioner(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    vocabulary, folder = Vocabulary(tuple(f"<w{number}>" for number in range(12)), 7), tmp_path / "bundle"
+    write_bundle(folder, name, small_captioner(name), captioner_config(name), small_vqgan(), vocabulary, {})
+    done = CliRunner().invoke(app, ["show", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert re.search(rf"captioner +{name}", done.stdout)
+    assert "layers of width" in done.stdout
 
 
 def test_show_has_the_scores_and_examples_of_that_very_bundle(folder, monkeypatch, tmp_path):
