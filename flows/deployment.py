@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.process import end_family
-from flows.store import QUIET, check_server
+from flows.store import QUIET, check_server, show_uri
 from procap.errors import BadInput
 
 POOL = "gpu"
@@ -22,10 +22,18 @@ def deploy(root: Path) -> None:
     """
     url = os.environ.setdefault("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     check_server(url, "Prefect", "start it with `procap up`")
-    _make_pool()
     from flows.stage_flow import ensure_slots
 
-    ensure_slots()
+    try:
+        _make_pool()
+        ensure_slots()
+    except Exception as error:  # 401, a proxy's page, another program's answer
+        raise BadInput(
+            f"the Prefect server refuses: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
+            where=f"PREFECT_API_URL={show_uri(url)}",
+            expected="a Prefect server's address, which ends in /api",
+            do="mend it; is PREFECT_API_AUTH_STRING the server's?",
+        ) from error
     done = subprocess.run(
         [_prefect(), "--no-prompt", "deploy", "--prefect-file", str(FILE), "--all"],
         env={**os.environ, **QUIET, "PREFECT_API_URL": url, "PROCAP_WORKSPACE": str(root.resolve())},

@@ -141,6 +141,20 @@ def test_a_configuration_of_dvc_that_is_torn_or_tells_a_password_with_a_slash_is
     assert "wn@" not in str(found)
 
 
+def test_a_server_that_is_no_prefect_is_named_by_deploy(tmp_path, monkeypatch):
+    from flows import deployment
+
+    def refusing():
+        raise ValueError("Expecting value: line 1\nmore")
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:hidden@127.0.0.1:9/api")
+    monkeypatch.setattr(deployment, "check_server", lambda *_: None)
+    monkeypatch.setattr(deployment, "_make_pool", refusing)
+    with pytest.raises(BadInput, match="refuses: Expecting value") as caught:
+        deployment.deploy(tmp_path)
+    assert caught.value.where == "PREFECT_API_URL=http://127.0.0.1:9/api"
+
+
 def test_a_server_that_takes_no_labels_costs_a_run_one_line(monkeypatch):
     import prefect.client.orchestration
     import prefect.logging.loggers
