@@ -99,7 +99,9 @@ def connect(root: Path) -> Any:
             f"MLflow's store does not answer: {str(error).splitlines()[0]}",
             where=show_uri(uri),
             expected="a database of this version of MLflow, or a running server",
-            do=f"`mlflow db upgrade {show_uri(uri)}` after an update of MLflow; `procap doctor` says more",
+            do="is it MLflow's address, and are MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD right?"
+            if scheme in ("http", "https")
+            else f"`mlflow db upgrade {show_uri(uri)}` after an update of MLflow; `procap doctor` says more",
         ) from error
     return client
 

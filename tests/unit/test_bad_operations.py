@@ -1,6 +1,8 @@
 """What a careless or unlucky user gives the commands that keep models: each is a complaint, and nothing half done."""
 
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +141,25 @@ def test_a_configuration_of_dvc_that_is_torn_or_tells_a_password_with_a_slash_is
     found = {finding.what: finding for finding in _dvc_remotes(tmp_path, False)}
     assert not found[what].well
     assert "wn@" not in str(found)
+
+
+def test_a_server_that_asks_for_a_password_is_no_database_to_upgrade(tmp_path, monkeypatch):
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(401)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(BadInput, match="401") as caught:
+            connect(tmp_path)
+        server.shutdown()
+    assert "MLFLOW_TRACKING_PASSWORD" in caught.value.do
 
 
 def test_a_server_that_is_no_prefect_is_named_by_deploy(tmp_path, monkeypatch):
