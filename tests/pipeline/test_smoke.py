@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,15 @@ from flows.presets import apply_overrides
 from tests.clone import IDENTITY, environment, lock_hashes, ran, read_json, run, sharing, without_java
 
 pytestmark = pytest.mark.slow
+
+
+def store(folder: Path):
+    """Of runs and of models, whatever this process set for all."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    return MlflowClient(uri, registry_uri=uri)
+
 
 def test_every_step_leaves_what_it_promises(built):
     for path in (
@@ -29,9 +39,7 @@ def test_every_step_leaves_what_it_promises(built):
 
 
 def test_each_captioner_is_registered_and_the_better_on_validation_is_the_challenger(built):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    client = store(built)
     versions = {v.tags["captioner"]: v for v in client.search_model_versions("name = 'procap'")}
     assert set(versions) == {"static", "procap"}
     cider = {name: read_json(built / "data" / "caption" / name / "metrics.json")["CIDEr"] for name in versions}
@@ -43,11 +51,9 @@ def test_each_captioner_is_registered_and_the_better_on_validation_is_the_challe
 
 
 def test_every_executed_step_is_a_run_that_says_where_it_came_from(built):
-    from mlflow import MlflowClient
-
     from flows.lineage import outputs
 
-    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    client = store(built)
     experiment = client.get_experiment_by_name("procap/rendered")
     runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
     steps = {run.info.run_name: run for run in runs if "procap.step" in run.data.tags}
@@ -103,22 +109,18 @@ def test_a_parameter_of_caption_runs_again_what_follows_from_it(built, tmp_path)
     assert "register" in again, "back again: from the cache, and registered as the versions that exist"
     assert not {"caption@static", "caption@procap"} & set(again)
     assert len(read_json(built / "data" / "register" / "versions.json")) == 2
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+    client = store(built)
     assert len(client.search_model_versions("name = 'procap'")) == 4
 
 
 def test_two_devices_share_the_batches_of_a_stage_and_give_its_numbers(built):
-    from mlflow import MlflowClient
-
     params, metrics = built / "params.yaml", built / "data" / "pretrain" / "metrics.json"
     before, one = params.read_text(), read_json(metrics)
     try:
         params.write_text(re.sub(r"devices: 1\b", "devices: 2", before))
         assert ran(run(built, "dvc", "repro", "pretrain")) == ["pretrain"], "what comes before does not depend on it"
         assert read_json(metrics) == pytest.approx(one, rel=0.02, abs=0.02)
-        client = MlflowClient(f"sqlite:///{built / 'mlflow.db'}")
+        client = store(built)
         experiment = client.get_experiment_by_name("procap/rendered")
         shared = client.search_runs([experiment.experiment_id], "tags.`procap.processes` = '2'")
         assert [found.info.status for found in shared] == ["FINISHED"], "the first process alone reports"
