@@ -110,7 +110,8 @@ with get_client(sync_client=True) as client:
     keys = sorted({a.key for a in client.read_artifacts() if a.key})
     print("RESULT", json.dumps({"id": str(made.id), "state": run.state.name, "logs": logs, "artifacts": keys,
         "limit": deployment.concurrency_limit, "tasks": {t.name: t.state.name for t in tasks},
-        "children": {f.name: sorted(f.tags) for f in flows if f.id != made.id}}))
+        "children": {f.name: sorted(f.tags) for f in flows if f.id != made.id},
+        "unmarked": [f.name for f in flows if "procap.pid" not in f.labels]}))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(parameters), str(wait)],
@@ -142,6 +143,10 @@ def test_stages_are_flow_runs_tagged_with_the_pipelines_run(completed):
     tag = f"pipeline:{completed['id']}"
     assert set(completed["children"]) == {"evaluate@procap", "register"}, "the others are cached"
     assert all(tag in tags for tags in completed["children"].values())
+
+
+def test_the_pipelines_run_and_those_of_its_stages_tell_their_process(completed):
+    assert not completed["unmarked"]
 
 
 def test_lines_of_the_steps_reach_the_runs_log_and_results_its_page(completed):

@@ -226,11 +226,13 @@ def test_show_says_what_a_bundle_is(folder, monkeypatch, tmp_path):
 def test_show_knows_the_parts_of_every_captioner(name, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     vocabulary, folder = Vocabulary(tuple(f"<w{number}>" for number in range(12)), 7), tmp_path / "bundle"
-    write_bundle(folder, name, small_captioner(name), captioner_config(name), small_vqgan(), vocabulary, {})
+    trained = {"params": {name: {"steps": 7}, "caption": {"steps": 3}}}
+    write_bundle(folder, name, small_captioner(name), captioner_config(name), small_vqgan(), vocabulary, trained)
     done = CliRunner().invoke(app, ["show", str(folder)])
     assert done.exit_code == 0, done.output
     assert re.search(rf"captioner +{name}", done.stdout)
     assert "layers of width" in done.stdout
+    assert re.search(r"updates +7\b", done.stdout), "its own number goes before that of all"
 
 
 def test_show_has_the_scores_and_examples_of_that_very_bundle(folder, monkeypatch, tmp_path):

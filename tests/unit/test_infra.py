@@ -169,10 +169,13 @@ def test_docker_takes_it_where_it_is_there():
 @pytest.mark.parametrize("file", ["prefect.yaml", "prefect-docker.yaml"])
 def test_each_deployment_is_a_flow_with_those_parameters(file):
     pytest.importorskip("prefect")
+    from flows.process import mark_process
+
     found = read(ROOT / "infra" / file)
     for deployment in found["deployments"]:
         path, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+        assert mark_process in flow.on_running_hooks, "the doctor has to know it"
         signature = inspect.signature(flow.fn)
         signature.bind_partial(**(deployment["parameters"] or {}))
         needed = {key for key, value in signature.parameters.items() if value.default is inspect.Parameter.empty}
