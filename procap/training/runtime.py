@@ -61,8 +61,10 @@ def keep_freed_memory() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for number, value in ((MMAP_THRESHOLD, 2**31 - 1), (TRIM_THRESHOLD, -1), (TOP_PAD, 2**28)):
-            mallopt(number, value)
+        if not mallopt(MMAP_THRESHOLD, 2**31 - 1):
+            mallopt(MMAP_THRESHOLD, 2**25)  # the most that glibc before 2.35 takes
+        mallopt(TRIM_THRESHOLD, -1)
+        mallopt(TOP_PAD, 2**28)
 
 
 def choose_device(device: str, threads: int) -> torch.device:
