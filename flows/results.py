@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from procap.errors import BadInput
-from procap.evaluation.comparison import Comparison
-from procap.evaluation.comparison_page import texts
-from procap.evaluation.metrics import SCALE
-from procap.evaluation.quality import Finding
+
+if TYPE_CHECKING:  # these load torch, and the pipeline's flow wants the scores alone
+    from procap.evaluation.comparison import Comparison
+    from procap.evaluation.quality import Finding
 
 SHOWN = (
     "change_accuracy",
@@ -73,6 +73,8 @@ def scores_table(scores: dict[str, dict[str, Any]]) -> Any:
     """A rich table with a row per metric and a column per captioner, 95 % intervals in brackets."""
     from rich.table import Table
 
+    from procap.evaluation.metrics import SCALE
+
     table = Table("metric", *scores, title="Test split", caption=SCALE)
     for name in SHOWN:
         if any(name in one for one in scores.values()):
@@ -80,7 +82,7 @@ def scores_table(scores: dict[str, dict[str, Any]]) -> Any:
     return table
 
 
-def findings_table(broken: Sequence[Finding]) -> Any:
+def findings_table(broken: Sequence["Finding"]) -> Any:
     """A rich table with a row per broken rule, critical ones first."""
     from rich.table import Table
 
@@ -106,9 +108,11 @@ def versions_table(versions: list[dict[str, Any]]) -> Any:
     return table
 
 
-def comparison_table(comparison: Comparison, base: str) -> Any:
+def comparison_table(comparison: "Comparison", base: str) -> Any:
     """A rich table with a row per system; a difference whose interval excludes zero is bold."""
     from rich.table import Table
+
+    from procap.evaluation.comparison_page import texts
 
     metrics = [metric for metric in COMPARED if any(metric in cells for cells in comparison.values())]
     table = Table("", *metrics, title=f"Mean ± deviation over trainings; difference from {base} [95 % interval]")

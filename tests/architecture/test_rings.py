@@ -50,6 +50,10 @@ def test_a_stage_pays_for_no_tool_before_it_needs_it(module):
     assert not loaded_after(f"import {module}") & HEAVY
 
 
+def test_a_deployment_pays_for_prefect_alone_before_it_runs():
+    assert loaded_after("import flows.pipeline, flows.deployed") & HEAVY == {"prefect"}
+
+
 def lint(folder: Path) -> subprocess.CompletedProcess:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
