@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.evidence import PATCH, fetch, read_json, temporary_folder
-from flows.lineage import git, outputs, read_yaml, stage_name
+from flows.lineage import git, outputs, stage_name
 from flows.presets import write_params
 from flows.process import stream
 from flows.promotion import find
@@ -17,6 +18,7 @@ from flows.store import QUIET, answering, connect
 from flows.tracking import flatten
 from flows.watching import watch
 from flows.worktrees import bring_corpus, bring_files, cache_folder, check_out, remove, share_cache
+from procap.config import load_params
 from procap.errors import BadInput
 
 HOME = Path(".procap/rebuilt")
@@ -187,9 +189,15 @@ def compared(folder: Path, found: Origin) -> list[Same]:
 
 
 def _same_params(folder: Path, found: Origin) -> None:
-    """The parameters on record, where the worktree's file says something else (a file that git ignores, say)."""
-    if read_yaml(folder / "params.yaml") != found.facts["params"]:
-        write_params(folder / "params.yaml", found.facts["params"], source="the record")
+    """The parameters on record, where the worktree's file says something else (a file that git ignores, say).
+
+    A file that says the same in other words, with a default left out, stays: DVC knows its results by its words.
+    """
+    path = folder / "params.yaml"
+    with suppress(BadInput):  # of a commit whose parameters were others
+        if load_params(path).model_dump(mode="json", by_alias=True) == found.facts["params"]:
+            return
+    write_params(path, found.facts["params"], source="the record")
 
 
 def _rebuild(folder: Path, found: Origin, say: Callable[[str], Any]) -> None:
