@@ -51,7 +51,7 @@ audit: setup ## known holes in the pinned packages, where the service that knows
 	if [ $$status -eq 0 ] || grep -qE 'Found [0-9]+ known vulnerabilit' <<<"$$told"; then echo "$$told"; exit $$status; \
 	else echo "audit: skipped, the service did not answer ($$(tail -n 1 <<<"$$told" | cut -c -120))"; fi
 
-e2e: setup ## PostgreSQL, S3, MLflow and Prefect with passwords: a model from trigger to rollback (needs PostgreSQL)
+e2e: setup ## what make test leaves out: a team's servers go away, a second clone, a cluster (needs PostgreSQL)
 	$(BIN)/pip install -q -c constraints.txt -e '.[e2e]'
 	$(BIN)/python -m pytest -q -m e2e tests/e2e
 

@@ -46,7 +46,7 @@ def sharing(built: Path, folder: Path) -> Path:
     """A clone with the parameters and DVC's cache of another: what was run there is taken from the cache here."""
     clone(folder, preset=None)
     shutil.copy(built / "params.yaml", folder)
-    run(folder, "dvc", "cache", "dir", "--local", str(built / ".dvc" / "cache"))
+    (folder / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {built / '.dvc' / 'cache'}\n")
     return folder
 
 

@@ -1,45 +1,65 @@
-"""The servers that a team shares, started once for all tests that ask for them."""
+"""The servers that a team shares, and a workspace whose deployments a worker runs; for all tests here that ask."""
 
-import importlib.util
+import os
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.presets import apply_overrides
-from tests.clone import environment, run, sharing
+from flows.store import QUIET
+from tests.clone import environment, run, sharing, without_java
 from tests.e2e import services
-from tests.e2e.shared import Shared, commit
+from tests.e2e.shared import Shared, commit, story, trigger
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared(tmp_path_factory) -> Iterator[Shared]:
-    for package in ("moto", "psycopg2", "boto3", "flask_wtf"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; `make e2e` does that")
-    if services.postgres_programs() is None:
-        pytest.skip("no PostgreSQL on this machine")
+    """PostgreSQL, S3, MLflow and Prefect with passwords; where the machine cannot have them, Prefect, all on sqlite."""
     folder = tmp_path_factory.mktemp("shared")
-    from flows.store import QUIET
-
-    base = environment(QUIET)
     with ExitStack() as stack:
-        store = stack.enter_context(services.s3(folder / "s3.log", base))
-        ports = {name: services.free_port() for name in ("postgres", "mlflow", "prefect")}
-        database = Restartable(lambda: services.postgres(folder / "postgres", ports["postgres"]))
-        mlflow = Restartable(lambda: services.mlflow(folder, base, database.address, store, ports["mlflow"]))
-        prefect = Restartable(lambda: services.prefect(folder, base, database.address, ports["prefect"]))
-        for server in (database, mlflow, prefect):
-            server.start()
-            stack.callback(server.stop)
-        kept = {key: value for key, value in services.SECRETS.items() if key != "PGPASSWORD"}
-        env = QUIET | kept | {
-            "MLFLOW_TRACKING_URI": mlflow.address, "PREFECT_API_URL": prefect.address, "AWS_ENDPOINT_URL_S3": store,
-            "AWS_DEFAULT_REGION": "us-east-1", "PREFECT_HOME": str(folder / "prefect"),
-        }  # fmt: skip
-        restart = {"postgres": database, "mlflow": mlflow, "prefect": prefect}
-        yield Shared(folder, mlflow.address, prefect.address, store, env, restart)
+        made = tempfile.TemporaryDirectory(prefix="procap-postgres-", ignore_cleanup_errors=True)
+        home = Path(stack.enter_context(made))  # unlike those of pytest, one that another user may go to
+        database = Restartable(lambda: services.postgres(home, port))
+        port = services.free_port()
+        try:
+            services.refuse_without_packages()
+            database.start()
+        except services.Lacking as lacking:
+            yield _of_one_user(stack, folder, str(lacking))
+        else:
+            stack.callback(database.stop)
+            yield _of_a_team(stack, folder, database)
+
+
+def _of_a_team(stack: ExitStack, folder: Path, database: "Restartable") -> Shared:
+    base = environment(QUIET)
+    store = stack.enter_context(services.s3(folder / "s3.log", base))
+    ports = {name: services.free_port() for name in ("mlflow", "prefect")}
+    mlflow = Restartable(lambda: services.mlflow(folder, base, database.address, store, ports["mlflow"]))
+    prefect = Restartable(lambda: services.prefect(folder, ports["prefect"], database.address))
+    for server in (mlflow, prefect):
+        server.start()
+        stack.callback(server.stop)
+    kept = {key: value for key, value in services.SECRETS.items() if key != "PGPASSWORD"}
+    env = QUIET | services.PATIENT | kept | {
+        "MLFLOW_TRACKING_URI": mlflow.address, "PREFECT_API_URL": prefect.address, "AWS_ENDPOINT_URL_S3": store,
+        "AWS_DEFAULT_REGION": "us-east-1", "PREFECT_HOME": str(folder / "prefect"),
+    }  # fmt: skip
+    restart = {"postgres": database, "mlflow": mlflow, "prefect": prefect}
+    return Shared(folder, mlflow.address, prefect.address, store, env, restart)
+
+
+def _of_one_user(stack: ExitStack, folder: Path, lacks: str) -> Shared:
+    prefect = stack.enter_context(services.prefect(folder, services.free_port()))
+    mlflow = f"sqlite:///{folder / 'mlflow.db'}"
+    env = QUIET | services.PATIENT | {
+        "MLFLOW_TRACKING_URI": mlflow, "PREFECT_API_URL": prefect, "PREFECT_HOME": str(folder / "prefect"),
+    }  # fmt: skip
+    return Shared(folder, mlflow, prefect, "", env, {}, lacks)
 
 
 class Restartable:
@@ -51,8 +71,9 @@ class Restartable:
         self.address = ""
 
     def start(self) -> None:
-        self.running = ExitStack()
-        self.address = self.running.enter_context(self.make())
+        running = ExitStack()
+        self.address = running.enter_context(self.make())
+        self.running = running
 
     def stop(self) -> None:
         if self.running is not None:
@@ -60,24 +81,48 @@ class Restartable:
             self.running = None
 
 
-@pytest.fixture(scope="session")
-def team(tmp_path_factory, shared, built) -> Path:
-    """A clone at smoke size with one captioner, all committed, whose data go to the S3 server.
+@pytest.fixture(scope="package")
+def whole(shared) -> None:
+    """All servers of a team; skips where the machine cannot have them."""
+    if shared.lacks:
+        pytest.skip(shared.lacks)
+
+
+@pytest.fixture(scope="package")
+def team(tmp_path_factory, built) -> Path:
+    """A clone at smoke size, all committed.
 
     What comes before ``evaluate`` lies in the cache; from there on its stages run.
     """
     folder = sharing(built, tmp_path_factory.mktemp("team"))
-    apply_overrides(folder / "params.yaml", {"captioners": ["static"], "evaluate.pictures": 2})
-    run(folder, "dvc", "remote", "add", "-d", "store", "s3://dvc/procap")
-    commit(folder, "Smoke size, and where the data are")
+    commit(folder, "Smoke size")
     return folder
 
 
-@pytest.fixture(scope="session")
-def team_worker(team, shared) -> Iterator[int]:
-    """The process id of a worker of the pool ``gpu``."""
-    run(team, "procap", "deploy", more=shared.env)
-    words = [str(services.BIN / "prefect"), "worker", "start", "--pool", "gpu", "--type", "process"]
+@pytest.fixture(scope="package")
+def team_worker(team, shared, tmp_path_factory) -> Iterator[None]:
+    """A worker of the pool ``gpu``, which makes the pool, and deployments for it."""
     log = shared.folder / "worker.log"
-    with services.program(words, environment(shared.env), log, lambda: "started" in log.read_text().lower()) as pid:
-        yield pid
+    words = [str(services.BIN / "prefect"), "worker", "start", "--pool", "gpu", "--type", "process"]
+    # A worker started by a service manager knows nothing of the virtual environment.
+    bare = environment(shared.env) | without_java(tmp_path_factory.mktemp("none"), os.defpath)
+    with services.program(words, bare, log, lambda: "started" in log.read_text().lower()) as pid:
+        run(team, "procap", "deploy", more=shared.env)
+        yield
+        os.killpg(pid, signal.SIGKILL)  # no run is left; asked to end, it takes half a minute
+
+
+@pytest.fixture(scope="package")
+def completed(team, shared, team_worker) -> dict[str, Any]:
+    """What Prefect tells of the first run of the pipeline, which was triggered from the command line."""
+    overrides = {"evaluate.pictures": 2, "captioners": ["procap"]}
+    return story(shared, trigger(team, shared, "procap/pipeline", overrides=overrides))
+
+
+@pytest.fixture
+def client(shared, monkeypatch):
+    from mlflow import MlflowClient
+
+    for name in shared.env.keys() & {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}:
+        monkeypatch.setenv(name, shared.env[name])
+    return MlflowClient(shared.mlflow)

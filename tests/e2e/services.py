@@ -1,7 +1,9 @@
 """The parts of infra/compose.yaml on this machine: PostgreSQL, an S3 server, MLflow and Prefect with passwords."""
 
+import importlib.util
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -9,10 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
-from flows.servers import LEASES
+import pytest
+
+from flows import servers
 
 BIN = Path(sys.executable).parent
 DATABASES = ("mlflow", "mlflow_auth", "prefect")
@@ -30,63 +35,112 @@ SECRETS = {
 """As a user keeps them in infra/.env; drawn anew, so that finding one somewhere means that it leaked."""
 
 
+PATIENT = {
+    "PREFECT_API_REQUEST_TIMEOUT": "900",
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "300",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "300",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "900",
+}
+"""However busy the machine is."""
+
+
+class Lacking(Exception):
+    """What this machine has not, so that nothing of a team's servers can be started."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nothing listens on, below those that the system hands out to whoever connects to something."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
-def postgres_programs() -> Path | None:
+def refuse_without_packages() -> None:
+    """Raise Lacking where a package of the project's `dev` is missing."""
+    for package in ("moto", "psycopg2", "boto3", "flask_wtf"):
+        if importlib.util.find_spec(package) is None:
+            raise Lacking(f"the package {package} is not installed (pip install -e '.[dev]')")
+
+
+def postgres_programs() -> Path:
     """Where initdb and pg_ctl are; Debian keeps them off the PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
+    if not found and not on_path:
+        raise Lacking("there is no PostgreSQL on this machine")
+    return found[-1].parent if found else Path(str(on_path)).parent
 
 
 @contextmanager
 def postgres(folder: Path, port: int) -> Iterator[str]:
-    """A server with the three databases, passwords checked; its address. Its end is a crash; a second start goes on."""
-    programs = postgres_programs()
-    assert programs is not None
-    data, as_user = folder / "data", _as_postgres()
+    """A server with the three databases, passwords checked; its address. Its end is a crash; a second start goes on.
+
+    ``folder`` lies where everybody may go. Raises Lacking where the first start comes to nothing.
+    """
+    programs, as_user = postgres_programs(), _as_postgres()
+    data, log = folder / "data", folder / "log"
 
     def call(program: str, *words: str) -> None:
-        subprocess.run([str(programs / program), *words], check=True, cwd=folder, **as_user, capture_output=True)
+        out = folder / "out"  # no pipe: the server would keep it open
+        try:
+            with out.open("w") as file:
+                done = subprocess.run(
+                    [str(programs / program), "-D", str(data), *words],
+                    cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **as_user,
+                )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Lacking(f"PostgreSQL does not work here: {program}: {error}") from None
+        if done.returncode:
+            told = " ".join(one.read_text(errors="replace")[-500:] for one in (out, log) if one.exists())
+            raise Lacking(f"PostgreSQL does not work here: {program} {' '.join(words)}: {told}")
 
     new = not data.exists()
     if new:
-        folder.mkdir(parents=True)
         secret = folder / "password"
         secret.write_text(SECRETS["PGPASSWORD"])
-        if as_user:
-            for path in (folder, secret):
+        try:
+            for path in (folder, secret) if as_user else ():
                 os.chown(path, as_user["user"], as_user["group"])
-            for above in folder.parents[:3]:
-                above.chmod(above.stat().st_mode | 0o011)
-        call("initdb", "-D", str(data), "-U", USER, "-A", "scram-sha-256", "--pwfile", str(secret))
-    options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -p {port} -c fsync=off"
-    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
+        except OSError as error:
+            raise Lacking(f"nothing can be given to the user `postgres` here: {error}") from None
+        kind = ("-A", "scram-sha-256", "--pwfile", str(secret), "-E", "UTF8", "--locale=C", "--no-sync")
+        call("initdb", "-U", USER, *kind)
+    options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories= -p {port} -c fsync=off"
+    call("pg_ctl", "-l", str(log), "-w", "-t", "600", "-o", options, "start")
     try:
         if new:
-            import psycopg2
-
-            where = f"host=127.0.0.1 port={port} user={USER} dbname=postgres password={SECRETS['PGPASSWORD']}"
-            connection = psycopg2.connect(where)
-            connection.autocommit = True
-            for name in DATABASES:
-                connection.cursor().execute(f"CREATE DATABASE {name}")
-            connection.close()
+            _make_databases(port)
         yield f"127.0.0.1:{port}"
     finally:
-        call("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+        call("pg_ctl", "-t", "600", "-m", "immediate", "stop")
+
+
+def _make_databases(port: int) -> None:
+    import psycopg2
+
+    try:
+        connection = psycopg2.connect(
+            host="127.0.0.1", port=port, user=USER, dbname="postgres", password=SECRETS["PGPASSWORD"]
+        )
+    except psycopg2.Error as error:
+        raise Lacking(f"PostgreSQL does not work here: {error}") from None
+    connection.autocommit = True
+    for name in DATABASES:
+        connection.cursor().execute(f"CREATE DATABASE {name}")
+    connection.close()
 
 
 def _as_postgres() -> dict:
     """Whom PostgreSQL runs as: it refuses to be root."""
     if os.geteuid():
         return {}
-    owner = pwd.getpwnam("postgres")
-    return {"user": owner.pw_uid, "group": owner.pw_gid}
+    try:
+        owner = pwd.getpwnam("postgres")
+    except KeyError:
+        raise Lacking("PostgreSQL refuses to be root, and there is no user `postgres` here") from None
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
 @contextmanager
@@ -137,9 +191,8 @@ def s3_client(address: str):
 
 
 @contextmanager
-def mlflow(folder: Path, base: Mapping[str, str], database: str, store: str, port: int | None = None) -> Iterator[str]:
+def mlflow(folder: Path, base: Mapping[str, str], database: str, store: str, port: int) -> Iterator[str]:
     """MLflow as in compose.yaml; its address."""
-    port = port or free_port()
     auth = folder / "auth.ini"
     text = (Path(__file__).parents[2] / "infra" / "compose" / "auth.ini").read_text()
     auth.write_text(text.replace("postgres:5432", database))
@@ -166,22 +219,23 @@ def mlflow(folder: Path, base: Mapping[str, str], database: str, store: str, por
 
 
 @contextmanager
-def prefect(folder: Path, base: Mapping[str, str], database: str, port: int | None = None) -> Iterator[str]:
-    """A Prefect server as in compose.yaml; the address of its API."""
-    port = port or free_port()
-    address = f"http://127.0.0.1:{port}"
-    environment = {
-        **base,
-        "PGPASSWORD": SECRETS["PGPASSWORD"],
-        "PREFECT_HOME": str(folder / "prefect-server"),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{USER}@{database}/prefect",
-        "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address,
-    }
-    words = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with program(words, environment, folder / "prefect.log", lambda: answers(f"{address}/api/health")):
-        yield f"{address}/api"
+def prefect(folder: Path, port: int, database: str | None = None) -> Iterator[str]:
+    """Prefect as `procap up` starts it, with a ``database`` as in compose.yaml; the address of its API."""
+    server = servers.prefect_server(folder, port)
+    more = PATIENT | {"PREFECT_HOME": str(folder / "prefect-server")}
+    if database:
+        more |= {
+            "PGPASSWORD": SECRETS["PGPASSWORD"],
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{USER}@{database}/prefect",
+            "PREFECT_SERVER_API_AUTH_STRING": SECRETS["PREFECT_API_AUTH_STRING"],
+        }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT")]:
+            patch.delenv(name)
+        patch.setattr(servers, "PATIENCE_SECONDS", 1800)
+        with servers.running([replace(server, environment=server.environment | more)], folder / "logs"):
+            patch.undo()
+            yield f"{server.address}/api"
 
 
 def answers(url: str) -> bool:

@@ -1,152 +1,62 @@
-"""A deployment that a worker picks up brings the whole pipeline up to date, on a server of its own.
+"""A model from trigger to rollback, on the servers of a team: PostgreSQL, S3, MLflow and Prefect with passwords.
 
-What comes before ``evaluate`` lies in the cache of ``built``; from there on its stages run.
+On a machine that cannot have them, the same on one Prefect server and an MLflow of sqlite. What comes before
+``evaluate`` lies in the cache of ``built``; from there on the stages of the deployment run.
 """
 
 import json
-import os
-import random
+import re
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.clone import environment, read_json, run, sharing, without_java
+from tests.clone import environment, read_json
+from tests.e2e import services
+from tests.e2e.shared import aliases, ask, commit, ended, procap, start, story
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("prefect")
-
-PATIENT = {
-    "PREFECT_API_REQUEST_TIMEOUT": "900",
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "300",
-    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "300",
-}
-"""However busy the machine is."""
 
 
-def free_port() -> int:
-    """One that nothing listens on, below those that the system hands out to whoever connects to something."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
+def test_the_servers_let_nobody_in_without_a_password(shared, whole):
+    places = (f"{shared.mlflow}/api/2.0/mlflow/experiments/search", f"{shared.prefect}/admin/version")
+    for address in places:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(address, timeout=900)
 
 
-@pytest.fixture(scope="module")
-def workspace(built, tmp_path_factory) -> Path:
-    return sharing(built, tmp_path_factory.mktemp("deployed"))
-
-
-@pytest.fixture(scope="module")
-def prefect(workspace, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The environment that reaches a fresh Prefect server, which ends with the tests."""
-    from flows import servers
-
-    home = tmp_path_factory.mktemp("prefect")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("PREFECT")]:
-            patch.delenv(name)
-        patch.setattr(servers, "PATIENCE_SECONDS", 1800)
-        for name, value in PATIENT.items():
-            patch.setenv(name, value)
-        patch.setenv("PREFECT_HOME", str(home))
-        server = servers.prefect_server(workspace, free_port())
-        with servers.running([server], home / "logs"):
-            yield {**PATIENT, "PREFECT_HOME": str(home), "PREFECT_API_URL": f"{server.address}/api"}
-
-
-@pytest.fixture(scope="module")
-def worker(workspace, prefect, tmp_path_factory) -> Iterator[None]:
-    run(workspace, "procap", "deploy", more=prefect)
-    run(workspace, "procap", "deploy", more=prefect)  # again changes nothing
-    log = Path(prefect["PREFECT_HOME"]) / "worker.log"
-    words = [str(Path(environment()["PATH"].split(os.pathsep)[0]) / "prefect"), "worker", "start", "--pool", "gpu"]
-    with log.open("wb") as out:
-        # A worker started by a service manager knows nothing of the virtual environment.
-        bare = environment(prefect) | without_java(tmp_path_factory.mktemp("none"), os.defpath)
-        process = subprocess.Popen(
-            words, cwd="/", env=bare, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)  # no run is left; asked to end, it takes half a minute
-            process.wait()
-
-
-def trigger(prefect: dict[str, str], wait: float = 7200, **parameters):
-    """Start the deployment and wait until its run is over; (run, logs, tags of child runs, artifact keys)."""
-    code = """
-import json, sys, time
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, LogFilter
-with get_client(sync_client=True) as client:
-    deployment = client.read_deployment_by_name("procap/pipeline")
-    made = client.create_flow_run_from_deployment(deployment.id, parameters=json.loads(sys.argv[1]))
-    end = time.monotonic() + float(sys.argv[2])
-    while time.monotonic() < end:
-        run = client.read_flow_run(made.id)
-        if run.state and run.state.is_final():
-            break
-        time.sleep(1)
-    logs, tasks, before, end = [], [], None, time.monotonic() + 120
-    while time.monotonic() < end:  # the last lines and states are sent late
-        now = len(logs), sorted(task.state.type.value for task in tasks)
-        if logs and now == before and not {"RUNNING", "PENDING"} & set(now[1]):
-            break
-        before = now
-        time.sleep(2)
-        tasks = [task for task in client.read_task_runs() if task.flow_run_id == made.id]
-        logs, offset = [], 0
-        while page := client.read_logs(LogFilter(flow_run_id={"any_": [str(made.id)]}), limit=200, offset=offset):
-            logs += [line.message for line in page]
-            offset += 200
-    flows = client.read_flow_runs()
-    keys = sorted({a.key for a in client.read_artifacts() if a.key})
-    print("RESULT", json.dumps({"id": str(made.id), "state": run.state.name, "logs": logs, "artifacts": keys,
-        "limit": deployment.concurrency_limit, "tasks": {t.name: t.state.name for t in tasks},
-        "children": {f.name: sorted(f.tags) for f in flows if f.id != made.id},
-        "unmarked": [f.name for f in flows if "procap.pid" not in f.labels]}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(parameters), str(wait)],
-        env=environment(prefect),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.partition("RESULT ")[2])
-
-
-@pytest.fixture(scope="module")
-def completed(prefect, worker) -> dict:
-    return trigger(prefect, overrides={"evaluate.pictures": 2, "captioners": ["procap"]})
-
-
-def test_the_deployment_runs_every_step_to_completion(completed, workspace):
+def test_a_deployment_triggered_from_the_command_line_runs_every_step_to_completion(completed, team):
     from procap.steps import STEPS
 
     assert completed["state"] == "Completed", "\n".join(completed["logs"][-40:])
     assert set(STEPS) <= set(completed["tasks"])
-    assert "pictures: 2" in (workspace / "params.yaml").read_text()
-    assert "# " in (workspace / "params.yaml").read_text(), "comments stay"
-    versions = read_json(workspace / "data" / "register" / "versions.json")
+    assert "pictures: 2" in (team / "params.yaml").read_text()
+    assert "# " in (team / "params.yaml").read_text(), "comments stay"
+    versions = read_json(team / "data" / "register" / "versions.json")
     assert [one["captioner"] for one in versions] == ["procap"]
 
 
+def test_the_model_is_registered_and_its_files_lie_in_s3(completed, team, shared, whole, client):
+    assert aliases(client)["challenger"] == "1"
+    objects = services.s3_client(shared.s3).list_objects_v2(Bucket="mlflow", MaxKeys=1000)["Contents"]
+    keys = [one["Key"] for one in objects]
+    for name in ("artifacts/bundle/manifest.json", "/model_card.md"):
+        assert sum(key.endswith(name) for key in keys) == 1
+    assert not (team / "mlflow.db").exists()
+    assert not (team / "mlartifacts").exists()
+
+
 def test_stages_are_flow_runs_tagged_with_the_pipelines_run(completed):
-    tag = f"pipeline:{completed['id']}"
     assert set(completed["children"]) == {"evaluate@procap", "register"}, "the others are cached"
-    assert all(tag in tags for tags in completed["children"].values())
 
 
 def test_the_pipelines_run_and_those_of_its_stages_tell_their_process(completed):
-    assert not completed["unmarked"]
+    assert len(completed["labels"]) == 3
+    assert all("procap.pid" in labels for labels in completed["labels"])
 
 
 def test_lines_of_the_steps_reach_the_runs_log_and_results_its_page(completed):
@@ -155,10 +65,7 @@ def test_lines_of_the_steps_reach_the_runs_log_and_results_its_page(completed):
     assert {"scores", "mlflow-run", "progress-evaluate"} <= set(completed["artifacts"])
 
 
-def test_mlflow_has_one_parent_for_the_whole_rebuild(completed, workspace):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+def test_mlflow_has_one_parent_for_the_whole_rebuild(completed, client):
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     parents = {run.data.tags["mlflow.parentRunId"] for run in runs if "procap.step" in run.data.tags}
     assert len(parents) == 1
@@ -166,8 +73,8 @@ def test_mlflow_has_one_parent_for_the_whole_rebuild(completed, workspace):
     assert all("prefect.flow_run_id" in run.data.tags for run in runs if "procap.step" in run.data.tags)
 
 
-def test_bad_input_fails_at_once_and_is_not_tried_again(prefect, worker, workspace, completed):
-    told = trigger(prefect, overrides={"caption.stepz": 2})
+def test_bad_input_fails_at_once_and_is_not_tried_again(completed, shared):
+    told = story(shared, start(shared, overrides={"caption.stepz": 2}))
     assert told["state"] == "Failed"
     assert any("did you mean 'steps'" in line for line in told["logs"])
     assert not told["tasks"]
@@ -190,18 +97,68 @@ print("FOUND", list(_stuck_runs(fix=True)), list(_stuck_runs(fix=False)))
 """
 
 
-def test_a_run_whose_process_was_killed_is_found_and_closed_and_no_other(prefect, workspace):
-    with_code = environment(prefect | {"PYTHONPATH": str(workspace)})
-    died = subprocess.run([sys.executable, "-c", LOST], cwd=workspace, env=with_code)
+def test_a_run_whose_process_was_killed_is_found_and_closed_and_no_other(team, shared):
+    with_code = environment(shared.env | {"PYTHONPATH": str(team)})
+    died = subprocess.run([sys.executable, "-c", LOST], cwd=team, env=with_code)
     assert died.returncode == -signal.SIGKILL
     told = subprocess.run(
-        [sys.executable, "-c", FOUND], cwd=workspace, env=with_code, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FOUND], cwd=team, env=with_code, capture_output=True, text=True, check=True
     )
     assert told.stdout.splitlines()[-1] == "FOUND ['lost'] []"
 
 
-def test_a_second_run_up_to_a_step_does_nothing(prefect, worker, completed):
-    told = trigger(prefect, targets=["validate"])
+def test_a_second_run_up_to_a_step_does_nothing(completed, shared):
+    told = story(shared, start(shared, targets=["validate"]))
     assert told["state"] == "Completed"
     assert told["tasks"] == dict.fromkeys(("prepare", "validate"), "Completed")
     assert not any("Running stage" in line for line in told["logs"])
+
+
+@pytest.fixture(scope="module")
+def promoted(completed, team, shared) -> dict[str, str]:
+    """What was said when the challenger was to be promoted, before and after its parameters were committed."""
+    refused = procap(team, shared, "promote", status=1)
+    commit(team, "Built")
+    procap(team, shared, "finalize")
+    return {"refused": refused, "promoted": ended(shared, start(shared, "promote/promote"))["name"]}
+
+
+def test_it_is_promoted_by_deployment_beaten_and_rolled_back(promoted, team, shared, client):
+    assert "NO   commit" in promoted["refused"], "what was changed by the override is in no commit yet"
+    assert promoted["promoted"] == "Completed"
+    first, second = "1", str(client.copy_model_version("models:/procap/1", "procap").version)
+    assert aliases(client) == {"challenger": first, "champion": first}
+    said = procap(team, shared, "promote", "--from", second, "--margin", "-1000")
+    assert f"version {second} serves now" in said
+    assert aliases(client) == {"challenger": first, "champion": second, "previous": first}
+    assert f"version {first} serves again" in procap(team, shared, "rollback")
+    assert aliases(client) == {"challenger": first, "champion": first, "previous": second}
+    log = [json.loads(line) for line in (team / "data" / "promotions.jsonl").read_text().splitlines()]
+    assert [line["action"] for line in log] == ["refuse", "promote", "promote", "rollback"]
+
+
+def test_the_champion_can_be_made_again_with_the_same_bytes(promoted, team, shared):
+    assert "git worktree add" in procap(team, shared, "lineage", "models:/procap@champion")
+    same = procap(team, shared, "lineage", "models:/procap@champion", "--verify")
+    assert "is cached" in same
+    assert "Running stage" not in same, "all of it is taken from DVC's cache"
+    assert "DIFFERS" not in same
+    assert re.search(r"^same .* bundle$", same, re.MULTILINE)
+
+
+def test_no_secret_is_in_git_logs_parameters_or_mlflow(promoted, team, shared, whole, client):
+    secrets = [value.rpartition(":")[2] for key, value in services.SECRETS.items()
+               if key not in ("MLFLOW_TRACKING_USERNAME", "AWS_ACCESS_KEY_ID")]  # fmt: skip
+    everything = subprocess.run(["git", "log", "-p", "--all"], cwd=team, capture_output=True, check=True).stdout
+    texts = {"git": everything.decode("utf-8", "replace")}
+    for log in (*shared.folder.rglob("*.log"), *(team / ".procap").rglob("*.log")):
+        texts[str(log)] = log.read_text(errors="replace")
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments()], max_results=1000)
+    texts["mlflow"] = json.dumps([run.to_dictionary() for run in runs])
+    texts["versions"] = json.dumps([dict(version) for version in client.search_model_versions()], default=str)
+    for what in ("flow_runs", "deployments", "logs"):
+        texts[what] = json.dumps(ask(shared, f"{what}/filter", limit=200))
+    found = [(where, secret) for where, text in texts.items() for secret in secrets if secret in text]
+    assert not found
+    assert {"s3.log", "mlflow.log", "prefect.log", "worker.log"} <= {Path(where).name for where in texts}
+    assert all(len(texts[what]) > 1000 for what in ("git", "mlflow", "versions", "flow_runs", "deployments", "logs"))

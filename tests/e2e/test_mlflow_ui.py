@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clone import ROOT
-from tests.e2e.test_deployment import free_port
+from tests.e2e.services import free_port
 
 pytestmark = pytest.mark.slow
 playwright = pytest.importorskip("playwright.sync_api")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,14 @@ import pytest
 
 from tests.clone import environment, run
 from tests.e2e import services
-from tests.e2e.shared import Shared, trigger
+from tests.e2e.shared import Shared, ask, ended, start, state, until
 
-pytestmark = pytest.mark.e2e
-SHORT = {"caption.steps": 24, "caption.validate_every": 12}
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("whole")]
+SHORT = {"captioners": ["static"], "caption.steps": 24, "caption.validate_every": 12}
 """As in the smoke preset, so that what was trained before is found again."""
 LONGER = {"caption.steps": 600, "caption.validate_every": 200}
 """So long that a server can go and come back meanwhile."""
 ENDLESS = {"caption.steps": 100_000, "caption.validate_every": 500}
-
-
-def until(what: str, true: Callable[[], Any], seconds: float = 900) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, f"no {what} after {seconds} s"
-        time.sleep(0.5)
-    return found
 
 
 def working(folder: Path, word: str = "") -> list[int]:
@@ -48,55 +40,9 @@ def working(folder: Path, word: str = "") -> list[int]:
     return found
 
 
-ASKING = """
-import json, sys
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:"""
-
-
-def ask(shared: Shared, code: str, *words: str) -> Any:
-    """What a few lines say of the Prefect server, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASKING + code, *words], env=environment(shared.env), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def start(shared: Shared, deployment: str = "procap/pipeline", **parameters: Any) -> str:
-    """Trigger without waiting; the run's id."""
-    code = """
-    found = client.read_deployment_by_name(sys.argv[1])
-    print(json.dumps(str(client.create_flow_run_from_deployment(found.id, parameters=json.loads(sys.argv[2])).id)))
-"""
-    return ask(shared, code, deployment, json.dumps(parameters))
-
-
-def state(shared: Shared, run_id: str) -> dict[str, Any]:
-    code = """
-    run = client.read_flow_run(sys.argv[1])
-    print(json.dumps({"name": run.state.name, "final": run.state.is_final(), "start": str(run.start_time),
-                      "end": str(run.end_time)}))
-"""
-    return ask(shared, code, run_id)
-
-
-def ended(shared: Shared, run_id: str, seconds: float = 1800) -> dict[str, Any]:
-    return until("end of the run", lambda: (now := state(shared, run_id))["final"] and now, seconds)
-
-
 @pytest.fixture(scope="module")
 def trained(team, shared, team_worker) -> None:
-    trigger(team, shared, "procap/pipeline", overrides=SHORT)
-
-
-@pytest.fixture
-def client(shared, monkeypatch):
-    from mlflow import MlflowClient
-
-    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
-        monkeypatch.setenv(name, shared.env[name])
-    return MlflowClient(shared.mlflow)
+    assert ended(shared, start(shared, overrides=SHORT))["name"] == "Completed"
 
 
 def newest(client, name: str, status: str) -> Any:
@@ -135,13 +81,8 @@ def test_after_a_kill_9_of_everything_the_doctor_tidies_up_and_the_next_run_ends
 
     log = shared.folder / "second-worker.log"
     run(team, "prefect", "work-pool", "create", "second", "--type", "process", more=shared.env)
-    code = """
-    from prefect.client.schemas.actions import DeploymentUpdate
-    found = client.read_deployment_by_name("procap/pipeline")
-    client.update_deployment(found.id, DeploymentUpdate(work_pool_name=sys.argv[1]))
-    print("null")
-"""
-    ask(shared, code, "second")
+    pipeline = f"deployments/{ask(shared, 'deployments/name/procap/pipeline')['id']}"
+    ask(shared, pipeline, "PATCH", work_pool_name="second")
     words = [str(services.BIN / "prefect"), "worker", "start", "--pool", "second", "--type", "process"]
     try:
         with services.program(words, environment(shared.env), log, lambda: "started" in log.read_text().lower()) as pid:
@@ -162,8 +103,8 @@ def test_after_a_kill_9_of_everything_the_doctor_tidies_up_and_the_next_run_ends
         run(team, "procap", "doctor", "--fix", more=shared.env)
         assert state(shared, run_id)["name"] == "Crashed"
     finally:
-        ask(shared, code, "gpu")
-    assert "Completed" in trigger(team, shared, "procap/pipeline", overrides=SHORT)
+        ask(shared, pipeline, "PATCH", work_pool_name="gpu")
+    assert ended(shared, start(shared, overrides=SHORT))["name"] == "Completed"
 
 
 def test_of_two_colliding_runs_the_second_waits_for_the_first(team, shared, trained):
