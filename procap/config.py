@@ -419,6 +419,8 @@ class CCRC(Own):
     mask_width: Annotated[int, Field(ge=8, multiple_of=8)]
     mask_tokens: Count
     mask_rounds: Count = Field(description="in which mask tokens look at both scales")
+    mask_weight: Rate = Field(description="of the masks' losses, that of the answer being 1")
+    mask_every: Count = Field(description="masks, which take most of an update's time, are trained in one of so many")
     gate: bool = Field(description="attention is weighed by how much a place differs")
     priors: bool = Field(description="segmenting starts from the gated attention map and the hidden state of <seg>")
     refiner: bool = Field(description="mask tokens look at the features")

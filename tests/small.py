@@ -79,12 +79,16 @@ def captioner_config(name: str, vocabulary: int = 20, words: int = 7) -> Any:
 
 
 def ccrc_config(
-    vocabulary: int = 20, words: int = 7, learns: str = "both", lora: int = 0, gate: bool = True, **mask: Any
+    vocabulary: int = 20, words: int = 7, learns: str = "both", lora: int = 0, gate: bool = True,
+    mask_weight: float = 1.0, mask_every: int = 1, **mask: Any,
 ) -> CCRCConfig:
     language = LanguageConfig(small_body(32, 1, 2, 40), Grammar(vocabulary).size, prompt=1, lora=lora)
     fusion = FusionConfig(grid=4, feature_width=8, width=32, layers=1, heads=2, gate=gate)
     sizes = {"side": 16, "width": 16, "tokens": 2, "rounds": 1, "heads": 2} | mask
-    return CCRCConfig(fusion, language, MaskConfig(**sizes), vocabulary, words, places=6, learns=learns)
+    return CCRCConfig(
+        fusion, language, MaskConfig(**sizes), vocabulary, words, places=6, mask_weight=mask_weight,
+        mask_every=mask_every, learns=learns,
+    )  # fmt: skip
 
 
 def truth(b: int, side: int = 16, seed: int = 0) -> Truth:

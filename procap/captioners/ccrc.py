@@ -14,7 +14,7 @@ from procap.captioners.decoding import search, silence
 from procap.datasets.corpus import NO_CHANGE
 from procap.datasets.vocabulary import BOS, EOS, PAD
 from procap.models.caption_decoder import Past
-from procap.models.change_fusion import ChangeFusion, Fused, FusionConfig
+from procap.models.change_fusion import ChangeFusion, Fused, FusionConfig, shares
 from procap.models.language import LanguageConfig, LanguageModel
 from procap.models.mask_decoder import MaskConfig, MaskDecoder, mask_losses
 from procap.shapes import Bool, Float, Int, Scalar, Tensor
@@ -37,6 +37,10 @@ class CCRCConfig:
     """l, marks included."""
     places: int
     """k: the language model reads so many, those that differ most."""
+    mask_weight: float = 1.0
+    """Of the masks' two terms, that of the answer being 1."""
+    mask_every: int = 1
+    """Masks are trained in one of so many updates."""
     learns: Literal["both", "captions", "masks"] = "both"
     """``captions``: never outlines; ``masks``: writes nothing, and outlines what it sees change (ablations)."""
 
@@ -65,6 +69,8 @@ class CCRC(nn.Module):
         width, spoken = config.fusion.width, config.language.width
         if config.learns != "masks":
             self.projection = nn.Sequential(nn.Linear(width, spoken), nn.LayerNorm(spoken))
+            sizes = config.fusion.feature_width, spoken
+            self.ends = nn.ModuleList(nn.Sequential(nn.Linear(*sizes), nn.LayerNorm(spoken)) for _ in range(2))
             self.language = LanguageModel(config.language)
         if config.learns != "captions":
             hidden = spoken if config.learns == "both" else None
@@ -75,12 +81,20 @@ class CCRC(nn.Module):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """Of TERMS."""
+        return 1.0, self.config.mask_weight, self.config.mask_weight
+
+    @property
     def selected_by(self) -> str:
         """The number of validation that picks the weights."""
         return "gIoU" if self.config.learns == "masks" else "CIDEr"
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> dict[str, Scalar]:
-        """Cross-entropy of the answer, and BCE and Dice of the masks of what trains <seg>, each by its running mean."""
+        """Cross-entropy of the answer, and BCE and Dice of the masks of what trains <seg>: weight over running mean.
+
+        Masks take most of an update's time, so that they have their turn only every ``mask_every`` updates.
+        """
         truth, fused = taught(batch), self.fusion(batch.features)
         found = dict.fromkeys(TERMS, fused.tokens.sum() * 0)
         hidden = None
@@ -93,12 +107,13 @@ class CCRC(nn.Module):
             found["caption"] = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
             ends = (answers == self.grammar.seg).int().argmax(1) + opening.shape[1]
             hidden = read[torch.arange(len(read), device=read.device), ends]
-        if self.config.learns != "captions":
+        if self.config.learns != "captions" and not self._captions_alone:
             rows = self._outlined(truth)
             if rows.any():
                 logits = self.outline(*_of(rows, batch.features, fused, hidden))
                 found |= {name: each.mean() for name, each in mask_losses(logits, truth.masks[rows].float()).items()}
-        return {name: value / mean for (name, value), mean in zip(found.items(), self.means, strict=True)}
+        scales = zip(found.items(), self.weights, self.means, strict=True)
+        return {name: weight * value / mean for (name, value), weight, mean in scales}
 
     def parts(self, batch: Batch, share: slice) -> dict[str, float]:
         """What each term's mean over a share has of the mean over the whole batch."""
@@ -107,8 +122,9 @@ class CCRC(nn.Module):
         return {"caption": int(said[share].sum()) / int(said.sum()), "bce": outlined, "dice": outlined}
 
     def readings(self, found: Mapping[str, Scalar]) -> dict[str, float]:
-        """What ``loss`` found before it was balanced."""
-        return {name: (found[name] * mean).item() for name, mean in zip(TERMS, self.means, strict=True)}
+        """What ``loss`` found before it was balanced; of the masks, where it is their turn."""
+        scales = list(zip(TERMS, self.weights, self.means, strict=True))[: 1 if self._captions_alone else None]
+        return {name: (found[name] * mean / weight).item() for name, weight, mean in scales}
 
     @torch.no_grad()
     def remember(self, readings: Mapping[str, float]) -> None:
@@ -116,7 +132,7 @@ class CCRC(nn.Module):
         self.updates += 1
         rate = max(1 / int(self.updates), 1 / MEMORY)
         for place, name in enumerate(TERMS):
-            if readings[name] > 0:
+            if readings.get(name, 0) > 0:
                 read = torch.as_tensor(readings[name], device=self.means.device)
                 self.means[place].lerp_(read, rate).clamp_(min=1e-6)
 
@@ -156,7 +172,10 @@ class CCRC(nn.Module):
         decoding: Decoding,
         generator: torch.Generator,
     ) -> list[Reason]:
-        """The gated attention map, as far as something changed, and where the language model looks for each word."""
+        """The gated attention map, as far as something changed, and where the language model looks for each word.
+
+        A look at the average of a picture is one at all places, by their ``shares`` of it.
+        """
         fused = self.fusion(features)
         if self.config.learns == "masks":
             return [Reason(change_map=prior) for prior in fused.prior]
@@ -164,9 +183,10 @@ class CCRC(nn.Module):
         longest = max((len(said.ids) for said in predictions), default=0)
         rows = [self._written(said) + [PAD] * (longest - len(said.ids)) for said in predictions]
         words = self.language.rows(torch.tensor(rows, device=features.device))
-        looks = self.language.looks(torch.cat([opening, words], dim=1))[..., : places.shape[1]]
-        seen = looks.new_zeros(*looks.shape[:2], fused.prior.shape[1])
-        seen.scatter_(2, places[:, None].expand(-1, looks.shape[1], -1), looks)
+        looks = self.language.looks(torch.cat([opening, words], dim=1))
+        shown = places.shape[1]
+        seen = looks[..., shown : shown + 2].sum(2, keepdim=True) * shares(fused.distance)[:, None]
+        seen.scatter_add_(2, places[:, None].expand(-1, looks.shape[1], -1), looks[..., :shown])
         first = opening.shape[1] + REASONING
         return [
             Reason(looks[first : first + len(said.ids)], prior * (said.change_probability or 0))
@@ -182,6 +202,11 @@ class CCRC(nn.Module):
         kind, place = self.grammar.kind + KINDS.index(line.kind), self.grammar.place + PLACES.index(line.place)
         return [kind, *line.object_ids, *rest, place, BOS, *said.ids]
 
+    @property
+    def _captions_alone(self) -> bool:
+        """Whether the masks' turn is another update's."""
+        return int(self.updates) % self.config.mask_every != 0
+
     def _answers(self, batch: Batch) -> Int[Tensor, "b s"]:
         answers = self.grammar.answers(batch)
         if self.config.learns == "captions":
@@ -195,9 +220,13 @@ class CCRC(nn.Module):
         return segmentable(truth)
 
     def _opening(self, fused: Fused) -> tuple[Float[Tensor, "b m d"], Int[Tensor, "b k"]]:
-        """(what an answer begins after, the places that it shows)."""
+        """(what an answer begins after, the places that it shows first).
+
+        After them stand before and after as a whole: averages of what differs, which are read sooner than places.
+        """
         tokens, places = fused.most_different(self.config.places)
-        return self.language.opening(self.projection(tokens)), places
+        ends = [end(fused.ends[:, number, None]) for number, end in enumerate(self.ends)]
+        return self.language.opening(torch.cat([self.projection(tokens), *ends], dim=1)), places
 
     def _reason(self, fused: Fused) -> tuple[list[Reasoning], Past, list[float]]:
         """(reasoning lines, what follows reads, probabilities that anything changed)."""

@@ -12,6 +12,8 @@ from procap.shapes import Bool, Float, Int, Tensor
 
 USUAL_DISTANCE = 0.1
 """Between features of a place that only light changed, at most; where gates open at first (measured on our scenes)."""
+SHARPNESS = 4
+"""Power of the distance by which places count in the two pictures' averages."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Fused:
     """The gated attention map: how much the heads look at a place; the greatest of a pair is 1."""
     distance: Float[Tensor, "b n"]
     """How far a place's features are apart; see ``distances``."""
+    ends: Float[Tensor, "b 2 c"]
+    """The features of before and after, averaged over the places by ``shares``."""
 
     def most_different(self, count: int) -> tuple[Float[Tensor, "b k d"], Int[Tensor, "b k"]]:
         """(tokens of the places that differ most, the most different first; which places these are)."""
@@ -51,13 +55,18 @@ class Fused:
 
     def of(self, rows: Bool[Tensor, " b"]) -> "Fused":
         """The same of some of the pairs."""
-        return Fused(self.tokens[rows], self.prior[rows], self.distance[rows])
+        return Fused(self.tokens[rows], self.prior[rows], self.distance[rows], self.ends[rows])
 
 
 def distances(features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b n"]:
     """How far a place's feature after is from the one before: root mean square, each normalised; at most 2."""
     before, after = F.layer_norm(features, features.shape[-1:]).unbind(1)
     return (after - before).square().mean(-1).add(1e-8).sqrt()
+
+
+def shares(distance: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+    """What each place has of a pair's averages; those that hardly differ have next to nothing. The sum is 1."""
+    return (SHARPNESS * distance.log()).softmax(1)
 
 
 class ChangeAwareAttention(nn.Module):
@@ -137,7 +146,8 @@ class ChangeFusion(nn.Module):
             x, weights = block(x, pictures, distance)
             seen.append(weights)
         tokens = self.out(torch.cat([x, ends[:, 0], ends[:, 1]], dim=-1))
-        return Fused(tokens, self._prior(torch.stack(seen), distance), distance)
+        averages = torch.einsum("bn,btnc->btc", shares(distance), normalised)
+        return Fused(tokens, self._prior(torch.stack(seen), distance), distance, averages)
 
     def _prior(self, weights: Float[Tensor, "layers b heads n n"], distance: Float[Tensor, "b n"]) -> Tensor:
         """What all heads look at, each place's look counting by how open its gate is there."""

@@ -58,8 +58,9 @@ class LanguageModel(nn.Module):
             _adapt(self.body, config.lora)
         width = config.width
         self.rows = nn.Embedding(config.words, width)
+        nn.init.normal_(self.rows.weight, std=width**-0.5)
         self.out = nn.Linear(width, config.words)
-        self.prompt = nn.Parameter(torch.randn(config.prompt, width))
+        self.prompt = nn.Parameter(torch.randn(config.prompt, width) * width**-0.5)
 
     def train(self, mode: bool = True) -> "LanguageModel":
         """A frozen body stays in evaluation mode."""

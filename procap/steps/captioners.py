@@ -47,7 +47,7 @@ def _encoder_decoder(params: Params, data: Path, vocabulary: Vocabulary, pretrai
 def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) -> CCRCConfig:
     own, sizes, words = params.own("ccrc"), tokenizer_config(data), Grammar(len(vocabulary)).size
     assert isinstance(own, CCRC)
-    length = min(own.places, sizes.grid**2) + REASONING + vocabulary.length + 1
+    length = min(own.places, sizes.grid**2) + 2 + REASONING + vocabulary.length + 1
     if own.language_model:
         body, prompt = language_model_config(own.language_model)
         refuse_short(own.language_model, body, prompt + length)
@@ -60,7 +60,7 @@ def _ccrc(params: Params, data: Path, vocabulary: Vocabulary, pretrained: bool) 
         MaskConfig(
             sizes.image_size, own.mask_width, own.mask_tokens, own.mask_rounds, own.heads, own.priors, own.refiner
         ),
-        len(vocabulary), vocabulary.length, own.places, own.learns,
+        len(vocabulary), vocabulary.length, own.places, own.mask_weight, own.mask_every, own.learns,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,10 +88,8 @@ class Progress:
     """One row per report: step, split (train or val), and numbers."""
     best: float = -math.inf
     best_step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    """Readings since the last report, ..."""
-    count: int = 0
-    """... of so many updates."""
+    readings: dict[str, list[float]] = field(default_factory=dict)
+    """Sum and number of each since the last report; not all updates have all of them."""
     losses: list[float] = field(default_factory=list)
     """The last ones, which say what a spike is."""
     skipped: int = 0
@@ -259,8 +257,9 @@ class _Training:
             progress.skipped += 1
             progress.skipped_in_a_row += 1
             return
-        progress.sums = {name: progress.sums.get(name, 0.0) + value for name, value in seen.items()}
-        progress.count += 1
+        for name, value in seen.items():
+            before, count = progress.readings.get(name, (0.0, 0))
+            progress.readings[name] = [before + value, count + 1]
         progress.losses = [*progress.losses, seen["loss"]][-REPORT_EVERY:]
         progress.skipped_in_a_row = 0
 
@@ -274,12 +273,12 @@ class _Training:
     def _look(self) -> None:
         """Report and validate where it is time to."""
         progress, last = self.progress, self.progress.step == self.plan.steps
-        if progress.count and (progress.step % REPORT_EVERY == 0 or last):
-            means = {name: value / progress.count for name, value in progress.sums.items()}
+        if progress.readings and (progress.step % REPORT_EVERY == 0 or last):
+            means = {name: total / count for name, (total, count) in progress.readings.items()}
             means["rate"] = self.plan.rate(progress.step - 1)
             with undisturbed():
                 self._record("train", means | ({"skipped": float(progress.skipped)} if progress.skipped else {}))
-                progress.sums, progress.count = {}, 0
+                progress.readings = {}
         if (progress.step % self.plan.validate_every == 0 or last) and not progress.validated:
             self.module.eval()
             numbers = self.team.told(dict(self.validate()) if self.team.leads else None)
@@ -331,7 +330,8 @@ class _Training:
 
     def _resume(self) -> tuple[Progress, dict[str, Tensor]]:
         tensors, facts, damaged = newest_state(self.state)
-        progress = Progress(**facts or {})
+        known = {one.name for one in fields(Progress)}
+        progress = Progress(**{name: value for name, value in (facts or {}).items() if name in known})
         if self.team.told(progress.step) != progress.step:
             raise BadInput(
                 f"{self.what}: the processes of a team found different states",

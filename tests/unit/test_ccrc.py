@@ -10,7 +10,7 @@ from procap.captioners.answers import KINDS, OBJECT_WORDS, PLACES, REASONING, Gr
 from procap.captioners.ccrc import CCRC
 from procap.datasets.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from procap.models.build import build
-from procap.models.change_fusion import ChangeAwareAttention, Fused
+from procap.models.change_fusion import ChangeAwareAttention, Fused, distances, shares
 from procap.models.mask_decoder import MaskDecoder
 from tests.small import batch_of, ccrc_config, features, generator, shaken, truth
 
@@ -46,7 +46,7 @@ def test_ten_thousand_answers_of_random_logits_all_have_the_form(monkeypatch):
     model = captioner()
     model.language = Babble(GRAMMAR.size, 32)
     monkeypatch.setattr(model.outline, "forward", lambda pairs, *_: torch.zeros(len(pairs), 16, 16))
-    nothing = Fused(torch.zeros(1000, 1, 32), torch.zeros(1000, 1), torch.ones(1000, 1))
+    nothing = Fused(torch.zeros(1000, 1, 32), torch.zeros(1000, 1), torch.ones(1000, 1), torch.zeros(1000, 2, 8))
     monkeypatch.setattr(model.fusion, "forward", lambda pairs: nothing)
     said = [
         one
@@ -140,14 +140,29 @@ def test_the_gate_turns_attention_to_what_differs():
 def test_the_language_model_reads_the_places_that_differ_most():
     distance = torch.tensor([[0.1, 0.9, 0.2, 0.5], [0.4, 0.3, 0.2, 0.1]])
     tokens = torch.arange(8.0).reshape(2, 4, 1)
-    read, places = Fused(tokens, torch.zeros(2, 4), distance).most_different(2)
+    fused = Fused(tokens, torch.zeros(2, 4), distance, torch.zeros(2, 2, 1))
+    read, places = fused.most_different(2)
     assert places.tolist() == [[1, 3], [0, 1]]
     assert read[..., 0].tolist() == [[1, 3], [4, 5]]
-    everything, _ = Fused(tokens, torch.zeros(2, 4), distance).most_different(9)
+    everything, _ = fused.most_different(9)
     assert everything.shape == (2, 4, 1)
 
 
-def test_words_look_at_the_places_that_were_read_and_at_no_others():
+def test_it_reads_both_pictures_where_they_differ():
+    model, pair = captioner(), features(1)
+    pair[:, 1] = pair[:, 0]
+    pair[0, 1, 5] = -pair[0, 0, 5]
+    fused = model.fusion(pair)
+    assert shares(fused.distance)[0, 5] > 0.99
+    normalised = torch.nn.functional.layer_norm(pair, pair.shape[-1:])
+    assert torch.allclose(fused.ends[0], normalised[0, :, 5], atol=1e-3)
+    opening, places = model._opening(fused)
+    other, _ = model._opening(replace(fused, ends=fused.ends.flip(1)))
+    differ = (opening != other).any(-1)[0].tolist()
+    assert differ == [False] * places.shape[1] + [True, True, False], "places, before, after, prompt"
+
+
+def test_words_look_at_the_places_that_were_read_and_at_others_by_their_share_of_the_averages():
     model, pairs = captioner(), features(3)
     with torch.no_grad():
         model.language.out.bias[GRAMMAR.seg :] -= 100
@@ -155,11 +170,13 @@ def test_words_look_at_the_places_that_were_read_and_at_no_others():
     assert all(one.ids for one in said), "this shows nothing"
     told = model.why(pairs, said, decoding=Decoding(), generator=generator())
     _, places = model.fusion(pairs).most_different(model.config.places)
-    for one, reason, read in zip(said, told, places, strict=True):
+    for pair, one, reason, read in zip(pairs, said, told, places, strict=True):
         assert reason.attention.shape == (len(one.ids), 16)
-        seen = reason.attention > 0
-        assert seen[:, read].all()
-        assert not seen[:, [place for place in range(16) if place not in read]].any()
+        others = [place for place in range(16) if place not in read]
+        parts = shares(distances(pair[None]))[0]
+        averages = reason.attention[:, others].sum(1, keepdim=True) / parts[others].sum()
+        assert torch.allclose(reason.attention[:, others], averages * parts[others], atol=1e-6)
+        assert (reason.attention[:, read] > averages * parts[read]).all()
 
 
 def test_attention_of_a_closed_gate_is_nothing():
@@ -223,6 +240,22 @@ def test_each_term_is_divided_by_its_own_mean():
     assert fresh.updates == 401
 
 
+def test_masks_are_trained_in_their_turn_and_by_their_weight():
+    model, batch = captioner(mask_weight=0.25, mask_every=3).train(), batch_of("ccrc", 6)
+    plain = captioner().train().loss(batch, generator=generator())
+    turns = []
+    for _ in range(4):
+        found = model.loss(batch, generator=generator())
+        turns.append({name for name, value in found.items() if value > 0})
+        assert set(model.readings(found)) == turns[-1]
+        if len(turns) == 1:
+            assert found["caption"].item() == pytest.approx(plain["caption"].item())
+            assert found["dice"].item() == pytest.approx(plain["dice"].item() / 4)
+            assert model.readings(found)["dice"] == pytest.approx(plain["dice"].item())
+        model.remember(model.readings(found))
+    assert turns == [{"caption", "bce", "dice"}, {"caption"}, {"caption"}, {"caption", "bce", "dice"}]
+
+
 def test_shares_of_a_batch_add_up_to_the_batch():
     model, batch = captioner().train(), batch_of("ccrc", 7)
     whole = model.loss(batch, generator=generator())
@@ -248,7 +281,7 @@ def test_a_mask_lies_as_the_places_lie():
     config = replace(ccrc_config(refiner=False).mask, priors=False)
     decoder = shaken(build(lambda: MaskDecoder(config, 4, 8, 32, None), generator()), 0.1)
     pair = features(1)
-    fused = Fused(torch.zeros(1, 16, 32), torch.zeros(1, 16), torch.ones(1, 16))
+    fused = Fused(torch.zeros(1, 16, 32), torch.zeros(1, 16), torch.ones(1, 16), torch.zeros(1, 2, 8))
     with torch.no_grad():
         plain = decoder(pair, fused, None)
         for place in (0, 3, 12, 15):

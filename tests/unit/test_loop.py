@@ -120,6 +120,19 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert progress.step == 100
 
 
+def test_a_reading_of_some_updates_is_told_as_the_mean_of_those(tmp_path):
+    training = Training(tmp_path, steps=20)
+    terms = training.terms
+
+    def rare(step, draw, shares):
+        for losses, readings in terms(step, draw, shares):
+            yield losses, readings | ({"rare": float(step)} if step % 4 == 0 else {})
+
+    training.terms = rare
+    (told,) = (row for row in training.run().history if row["split"] == "train")
+    assert told["rare"] == (0 + 4 + 8 + 12 + 16) / 5
+
+
 def test_the_best_weights_are_restored(tmp_path):
     training = Training(tmp_path, validate_every=10)
     scores = iter([1.0, 5.0, 3.0, 5.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0])
