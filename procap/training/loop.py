@@ -258,7 +258,7 @@ class _Training:
             progress.skipped_in_a_row += 1
             return
         for name, value in seen.items():
-            before, count = progress.readings.get(name, (0.0, 0))
+            before, count = progress.readings.get(name, (0.0, 0.0))
             progress.readings[name] = [before + value, count + 1]
         progress.losses = [*progress.losses, seen["loss"]][-REPORT_EVERY:]
         progress.skipped_in_a_row = 0
