@@ -37,7 +37,6 @@ TINY: dict[str, Any] = {
     "caption.decoder_heads": 2,
     "caption.steps": 3,
     "caption.batch": 4,
-    "ccrc.steps": None,
     "ccrc.width": 16,
     "ccrc.layers": 1,
     "ccrc.heads": 2,

@@ -1,10 +1,8 @@
-"""Which object captions speak of, read from their words: our formulation, without a parser.
+"""Which object a caption speaks of, read from its words: our formulation, without a parser.
 
 The object of a sentence is the first phrase after an article that names a thing: the words up to the first that cannot
 belong to it (a verb, a preposition...), unless that ends in a word of NO_THING ("the colour of the red cube is ...").
 """
-
-from collections.abc import Sequence
 
 from procap.datasets.vocabulary import tokenize
 
@@ -31,13 +29,9 @@ _ENDS = ARTICLES | _words(
 )
 
 
-def object_words(captions: Sequence[str]) -> list[str]:
-    """The longest phrase by which a pair's captions call the object, the first of those; empty if none does."""
-    phrases = [phrase for caption in captions if (phrase := _first(tokenize(caption)))]
-    return max(phrases, key=len, default=[])
-
-
-def _first(words: list[str]) -> list[str]:
+def object_words(caption: str) -> list[str]:
+    """The phrase by which a caption calls the object; empty if it does not."""
+    words = tokenize(caption)
     for start, word in enumerate(words):
         if word in ARTICLES:
             phrase: list[str] = []

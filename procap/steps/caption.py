@@ -191,7 +191,7 @@ class _Training:
         frames = np.broadcast_to(self.frames, (len(rows), len(self.frames)))
         words = self.captions.draw(rows, generator)
         captions = self.send(self.captions.all(rows)) if self.paraphrases else None
-        truth = self.known.of(rows) if self.known else None
+        truth = self.known.of(rows, words.numpy()) if self.known else None
         return Batch(self.send(self.features.places(rows, frames)).float(), self.send(words.numpy()), captions, truth)
 
 

@@ -22,20 +22,24 @@ class Known:
         table = pairs.table
         self.pairs, self.send = pairs, send
         self.kinds = np.array([KINDS.index(kind) for kind in table["change_type"]], np.int64)
-        told = zip(table["change_type"], table["captions"], strict=True)
-        self.objects = np.array([_object(kind, list(captions), vocabulary) for kind, captions in told], np.int64)
         self.masks = table["mask"].to_numpy()
 
-    def of(self, rows: np.ndarray) -> Truth:
-        masks = self.pairs.changed(rows)
-        known = self.kinds[rows], self.objects[rows], masks, self.masks[rows] >= 0
+        texts = {text for captions in table["captions"] for text in captions}
+        self.objects = {
+            tuple(vocabulary.encode(text, cut=True).tolist()): _object(text, vocabulary) for text in sorted(texts)
+        }
+
+    def of(self, rows: np.ndarray, captions: np.ndarray) -> Truth:
+        """Of these pairs, the object as one caption of each calls it, given as numbers."""
+        kinds = self.kinds[rows]
+        objects = np.array([self.objects[tuple(caption)] for caption in captions.tolist()], np.int64)
+        objects[kinds == KINDS.index(NO_CHANGE)] = PAD
+        known = kinds, objects, self.pairs.changed(rows), self.masks[rows] >= 0
         return Truth(*(self.send(each) for each in known))
 
 
-def _object(kind: str, captions: list[str], vocabulary: Vocabulary) -> list[int]:
-    """Numbers of the object's last words, then [PAD]; [UNK] where no caption tells it."""
-    if kind == NO_CHANGE:
-        return [PAD] * OBJECT_WORDS
-    words = [number for word in object_words(captions) if (number := vocabulary.numbers.get(word))]
+def _object(caption: str, vocabulary: Vocabulary) -> list[int]:
+    """Numbers of the object's last words, then [PAD]; [UNK] where the caption does not tell it."""
+    words = [number for word in object_words(caption) if (number := vocabulary.numbers.get(word))]
     words = words[-OBJECT_WORDS:] or [UNK]
     return words + [PAD] * (OBJECT_WORDS - len(words))
