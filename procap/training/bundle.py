@@ -223,7 +223,15 @@ def load_bundle(
         )
     kind = captioner_class(settings["captioner"])
     captioner = kind(from_json(kind.Config, settings["config"], str(folder / "config.json")))
-    captioner.load_state_dict(load_tensors(folder / "captioner.safetensors")[0])
+    try:
+        captioner.load_state_dict(load_tensors(folder / "captioner.safetensors")[0])
+    except RuntimeError as error:  # its message names the weights
+        raise BadInput(
+            f"weights of another version of {settings['captioner']}: {' '.join(str(error).split())[:300]}",
+            where=str(folder / "captioner.safetensors"),
+            expected="those that this version has",
+            do="train it again with this version, or use the version that wrote it",
+        ) from None
     vqgan = read_vqgan(folder / "vqgan.safetensors", settings["vqgan"])
     between: Between = nothing_between
     if settings["shown"] is not None:

@@ -213,3 +213,13 @@ def test_a_manifest_must_name_every_file(saved):
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match="no captioner 'difusion'; there are static, procap, ccrc"):
         captioner_class("difusion")
+
+
+def test_a_bundle_of_another_version_is_refused(saved, tmp_path):
+    bundle, _ = saved
+    other = small_captioner(bundle.name)
+    other.of_another_version = torch.nn.Linear(1, 1)
+    parts = bundle.vqgan, bundle.vocabulary, bundle.provenance
+    write_bundle(tmp_path / "other", bundle.name, other, captioner_config(bundle.name), *parts)
+    with pytest.raises(BadInput, match="of_another_version"):
+        load_bundle(tmp_path / "other")
