@@ -255,6 +255,24 @@ def test_finalize_wants_a_clean_tree_and_tags_what_was_committed(store, tracked,
         finalize(workspace)
 
 
+@pytest.mark.parametrize("named", [["static"], ["static", "procap"]])
+def test_a_captioner_that_is_no_longer_named_keeps_no_version_from_its_commit(store, workspace, monkeypatch, named):
+    from flows import upkeep
+    from tests.unit.test_lineage import write_lock
+
+    write_lock(workspace, **{"prepare": {}, "caption@static": {}, "caption@procap": {}})
+    (workspace / "params.yaml").write_text(f"captioners: {named}\n")
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "add", "-A"], check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "built"], check=True)
+    stale = {"caption@procap": {False: "of now", True: "of the lock"}}
+    monkeypatch.setattr(upkeep, "stage_digest", lambda _, name, locked=False: stale.get(name, {}).get(locked, name))
+    finalized: list[str] = []
+    monkeypatch.setattr(upkeep, "_finalize_versions", lambda _client, _root, commit: finalized.append(commit))
+    upkeep.finalize(workspace)
+    assert bool(finalized) == ("procap" not in named)
+
+
 @pytest.mark.parametrize("seconds", [10.0, 0.0])
 def test_numbers_are_sent_in_batches_of_at_least_50_updates(store, tracked, monkeypatch, seconds):
     from flows import tracking
