@@ -185,7 +185,7 @@ class CCRC(nn.Module):
         words = self.language.rows(torch.tensor(rows, device=features.device))
         looks = self.language.looks(torch.cat([opening, words], dim=1))
         shown = places.shape[1]
-        seen = looks[..., shown : shown + 2].sum(2, keepdim=True) * shares(fused.distance)[:, None]
+        seen = looks[..., shown : shown + len(self.ends)].sum(2, keepdim=True) * shares(fused.distance)[:, None]
         seen.scatter_add_(2, places[:, None].expand(-1, looks.shape[1], -1), looks[..., :shown])
         first = opening.shape[1] + REASONING
         return [
@@ -225,7 +225,7 @@ class CCRC(nn.Module):
         After them stand before and after as a whole: averages of what differs, which are read sooner than places.
         """
         tokens, places = fused.most_different(self.config.places)
-        ends = [end(fused.ends[:, number, None]) for number, end in enumerate(self.ends)]
+        ends = [end(fused.averages[:, number, None]) for number, end in enumerate(self.ends)]
         return self.language.opening(torch.cat([self.projection(tokens), *ends], dim=1)), places
 
     def _reason(self, fused: Fused) -> tuple[list[Reasoning], Past, list[float]]:

@@ -45,7 +45,7 @@ class Fused:
     """The gated attention map: how much the heads look at a place; the greatest of a pair is 1."""
     distance: Float[Tensor, "b n"]
     """How far a place's features are apart; see ``distances``."""
-    ends: Float[Tensor, "b 2 c"]
+    averages: Float[Tensor, "b 2 c"]
     """The features of before and after, averaged over the places by ``shares``."""
 
     def most_different(self, count: int) -> tuple[Float[Tensor, "b k d"], Int[Tensor, "b k"]]:
@@ -55,7 +55,7 @@ class Fused:
 
     def of(self, rows: Bool[Tensor, " b"]) -> "Fused":
         """The same of some of the pairs."""
-        return Fused(self.tokens[rows], self.prior[rows], self.distance[rows], self.ends[rows])
+        return Fused(self.tokens[rows], self.prior[rows], self.distance[rows], self.averages[rows])
 
 
 def distances(features: Float[Tensor, "b 2 n c"]) -> Float[Tensor, "b n"]:

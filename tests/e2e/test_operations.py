@@ -28,7 +28,11 @@ def test_deploying_again_changes_nothing(team, shared, team_worker):
 
 @pytest.fixture(scope="module")
 def built_anew(team, shared, team_worker) -> None:
-    """A model of parameters that no other test leaves, committed, whatever state the workspace was in before."""
+    """A model of parameters that no other test leaves, committed, whatever state the workspace was in before.
+
+    Runs that others have killed are closed.
+    """
+    run(team, "procap", "doctor", "--fix", more=shared.env)
     sizes = {"caption.steps": 24, "caption.validate_every": 12, "evaluate.pictures": 3}
     run_id = trigger(team, shared, "procap/pipeline", overrides={"captioners": ["static", "procap"], **sizes})
     assert ended(shared, run_id)["name"] == "Completed"

@@ -155,9 +155,9 @@ def test_it_reads_both_pictures_where_they_differ():
     fused = model.fusion(pair)
     assert shares(fused.distance)[0, 5] > 0.99
     normalised = torch.nn.functional.layer_norm(pair, pair.shape[-1:])
-    assert torch.allclose(fused.ends[0], normalised[0, :, 5], atol=1e-3)
+    assert torch.allclose(fused.averages[0], normalised[0, :, 5], atol=1e-3)
     opening, places = model._opening(fused)
-    other, _ = model._opening(replace(fused, ends=fused.ends.flip(1)))
+    other, _ = model._opening(replace(fused, averages=fused.averages.flip(1)))
     differ = (opening != other).any(-1)[0].tolist()
     assert differ == [False] * places.shape[1] + [True, True, False], "places, before, after, prompt"
 

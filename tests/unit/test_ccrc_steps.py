@@ -12,7 +12,10 @@ from procap.files import folder_digest
 from procap.report import Silent
 from procap.steps import caption
 from procap.steps.known import Known
+from procap.steps.sources import read_vocabulary
 from procap.training.checkpoint import load_tensors
+from procap.training.runtime import start_runtime
+from tests.small import generator
 from tests.steps import tiny_params, tokenised
 from tests.toy import toy_prepared
 
@@ -94,6 +97,20 @@ def test_what_is_known_of_pairs(tmp_path):
         assert truth.objects.tolist() == [first, [PAD] * 4, [number["ball"], PAD, PAD, PAD], [UNK, PAD, PAD, PAD]]
     assert truth.masked.tolist() == [True, True, False, True]
     assert [bool(mask.any()) for mask in truth.masks] == [True, False, False, True]
+
+
+def test_the_object_that_is_taught_is_that_of_the_caption_beside_it(corpus):
+    vocabulary, runtime = read_vocabulary(corpus), start_runtime("cpu", 1, "float32")
+    source = caption._Training(corpus, vocabulary, None, True, False, runtime)
+    batch = source.batch(np.repeat(source.train, 8), generator())
+    taught = zip(batch.truth.kinds, batch.truth.objects, batch.words, strict=True)
+    told = {
+        (vocabulary.decode(words.numpy()), vocabulary.decode(objects[objects > UNK].numpy()))
+        for kind, objects, words in taught
+        if KINDS[kind] != "none"
+    }
+    assert len({len(object.split()) for _, object in told}) > 1, "else this shows nothing"
+    assert all(object == " ".join(object_words(text)) for text, object in told)
 
 
 @pytest.mark.parametrize(
