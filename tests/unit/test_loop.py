@@ -112,6 +112,21 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, always_save, kills,
     assert len(parts.modes) < len(whole.modes), "it began anew"
 
 
+def test_a_state_with_facts_of_another_version_is_continued(tmp_path, always_save, monkeypatch):
+    with pytest.raises(Killed):
+        Training(tmp_path, kill=45).run()
+    newest = loop.newest_state
+
+    def older(state):
+        tensors, facts, damaged = newest(state)
+        return tensors, facts | {"count": 5}, damaged
+
+    monkeypatch.setattr(loop, "newest_state", older)
+    again = Training(tmp_path)
+    assert again.run().step == 100
+    assert again.report.notes[0] == "test: continuing at update 45 of 100"
+
+
 def test_a_finished_training_is_not_repeated(tmp_path):
     Training(tmp_path).run()
     again = Training(tmp_path)
